@@ -291,7 +291,8 @@ mod tests {
         assert_eq!(join.server.as_deref(), Some("198.18.1.2:6443"));
         assert_eq!(join.discovery_token_ca_cert_hash, ["sha256:00"]);
         assert_eq!(join.node.node_arg, ["--v=4"]);
-        let line = "longshore up --pod-network-cidr 10.1.0.0/16 --service-cidr 10.2.0.0/16 --foreground";
+        let line =
+            "longshore up --pod-network-cidr 10.1.0.0/16 --service-cidr 10.2.0.0/16 --foreground";
         assert!(Cli::try_parse_from(line.split_whitespace()).is_ok());
         for (ttl, seconds) in [("0", 0), ("1h", 3600), ("24h0m0s", 86_400)] {
             let cli = Cli::try_parse_from(["longshore", "token", "create", "--ttl", ttl]).unwrap();

@@ -48,7 +48,8 @@ pub struct Cluster {
 /// # Errors
 /// The PEM has no certificate.
 pub fn hash_of(ca: &str) -> Result<String> {
-    let invalid = |reason: &dyn std::fmt::Display| Error::refused(format!("the CA of the cluster: {reason}"));
+    let invalid =
+        |reason: &dyn std::fmt::Display| Error::refused(format!("the CA of the cluster: {reason}"));
     let der = CertificateDer::from_pem_slice(ca.as_bytes()).map_err(|error| invalid(&error))?;
     let (_, certificate) = X509Certificate::from_der(&der).map_err(|error| invalid(&error))?;
     let hash = digest::digest(&digest::SHA256, certificate.public_key().raw);
@@ -100,10 +101,14 @@ fn is_signed(content: &str, signature: &str, token: &Token) -> bool {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn verified(data: &BTreeMap<String, String>, token: &Token, hashes: &[String]) -> Result<Cluster> {
-    let content = data.get("kubeconfig").ok_or_else(|| {
-        Error::cluster(WHAT, "its config map cluster-info has no kubeconfig")
-    })?;
+pub fn verified(
+    data: &BTreeMap<String, String>,
+    token: &Token,
+    hashes: &[String],
+) -> Result<Cluster> {
+    let content = data
+        .get("kubeconfig")
+        .ok_or_else(|| Error::cluster(WHAT, "its config map cluster-info has no kubeconfig"))?;
     let Some(signature) = data.get(&format!("jws-kubeconfig-{}", token.id())) else {
         return Err(Error::cluster(
             WHAT,
@@ -198,9 +203,13 @@ async fn fetch(server: &str, trust: Trust) -> Result<BTreeMap<String, String>> {
     match status {
         200 => {
             let answer: std::result::Result<Answer, _> = serde_json::from_slice(&body);
-            answer.map(|answer| answer.data).map_err(|_| failed("it is not an apiserver".to_owned()))
+            answer
+                .map(|answer| answer.data)
+                .map_err(|_| failed("it is not an apiserver".to_owned()))
         }
-        401 | 403 => Err(failed("it does not show cluster-info to those who have not joined".to_owned())),
+        401 | 403 => {
+            Err(failed("it does not show cluster-info to those who have not joined".to_owned()))
+        }
         404 => Err(failed("it has no config map cluster-info in kube-public".to_owned())),
         other => Err(failed(format!("it answers with status {other}"))),
     }
@@ -324,7 +333,14 @@ mod tests {
         assert_eq!(parse_hash(&hash.to_ascii_lowercase()).unwrap(), hash);
         let upper = format!("sha256:{}", hash[7..].to_ascii_uppercase());
         assert_eq!(parse_hash(&upper).unwrap(), hash);
-        for text in ["", "sha256:", "sha256:00", &hash[7..], &format!("{hash}0"), &format!("md5:{}", &hash[7..])] {
+        for text in [
+            "",
+            "sha256:",
+            "sha256:00",
+            &hash[7..],
+            &format!("{hash}0"),
+            &format!("md5:{}", &hash[7..]),
+        ] {
             assert!(parse_hash(text).is_err(), "{text}");
         }
         assert!(hash_of("").is_err());
@@ -332,12 +348,16 @@ mod tests {
 
     #[test]
     fn discovery_addresses() {
-        for (text, host, port) in
-            [("a.b:1", "a.b", 1), ("198.18.1.2:6443", "198.18.1.2", 6443), ("[::1]:6443", "::1", 6443)]
-        {
+        for (text, host, port) in [
+            ("a.b:1", "a.b", 1),
+            ("198.18.1.2:6443", "198.18.1.2", 6443),
+            ("[::1]:6443", "::1", 6443),
+        ] {
             assert_eq!(host_and_port(text).unwrap(), (host.to_owned(), port));
         }
-        for text in ["", "a", "a:", ":1", "a:0", "a:65536", "::1:6443", "[::1:6443", "a b:1", "https://a:1"] {
+        for text in
+            ["", "a", "a:", ":1", "a:0", "a:65536", "::1:6443", "[::1:6443", "a b:1", "https://a:1"]
+        {
             assert!(host_and_port(text).is_err(), "{text}");
         }
     }

@@ -44,12 +44,15 @@ pub(crate) fn stop(paths: &Paths) -> Result<(Lock, bool)> {
 
 /// Stops all pods of the runtime. Returns how many.
 async fn stop_pods(endpoint: &str) -> Result<usize> {
-    let failed = |error: longshore_cri::Error| Error::cluster(format!("the container runtime at {endpoint}"), error);
+    let failed = |error: longshore_cri::Error| {
+        Error::cluster(format!("the container runtime at {endpoint}"), error)
+    };
     let mut options = Options::new(endpoint);
     options.request_timeout = RUNTIME;
     let runtime = Runtime::new(options).map_err(failed)?;
     let sandboxes = runtime.list_pod_sandboxes(None).await.map_err(failed)?;
-    let of_node = sandboxes.iter().filter(|sandbox| sandbox.labels.contains_key(crate::reset::POD_UID));
+    let of_node =
+        sandboxes.iter().filter(|sandbox| sandbox.labels.contains_key(crate::reset::POD_UID));
     let mut count = 0_usize;
     for sandbox in of_node {
         runtime.stop_pod_sandbox(&sandbox.id).await.map_err(failed)?;

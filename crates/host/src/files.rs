@@ -20,8 +20,10 @@ pub(crate) struct Created {
 impl Created {
     /// Makes a directory and those above it.
     pub(crate) fn directory(&mut self, path: &Path, mode: u32) -> Result<()> {
-        let missing: Vec<&Path> =
-            path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists()).collect();
+        let missing: Vec<&Path> = path
+            .ancestors()
+            .take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists())
+            .collect();
         for dir in missing.into_iter().rev() {
             match DirBuilder::new().mode(mode).create(dir) {
                 Ok(()) => self.paths.push(dir.to_owned()),

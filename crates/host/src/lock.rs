@@ -83,7 +83,9 @@ impl Lock {
     pub(crate) fn remove(self, paths: &Paths) -> Result<()> {
         let path = paths.lock();
         match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).at("remove", &path),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).at("remove", &path);
+            }
             _ => {}
         }
         if let Some(dir) = path.parent() {

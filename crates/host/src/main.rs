@@ -28,7 +28,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
         command => command,
     };
     if !cli.root.is_absolute() {
-        return Err(Error::Refused(format!("--root: {} is not an absolute path", cli.root.display())));
+        return Err(Error::Refused(format!(
+            "--root: {} is not an absolute path",
+            cli.root.display()
+        )));
     }
     let is_privileged = nix::unistd::geteuid().is_root();
     if !is_privileged && !matches!(command, Command::Token(_) | Command::Check(_)) {

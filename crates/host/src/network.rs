@@ -78,7 +78,8 @@ fn routes(
         let mut others = members.iter().filter(|(other, _)| *other != name);
         let overlaps = |one: &Ipv4Net, other: &Ipv4Net| one.contains(other) || other.contains(one);
         let is_shared = others.any(|(_, other)| overlaps(&member.pods, &other.pods));
-        let is_usable = cluster.contains(&member.pods) && !is_shared && !member.address.is_loopback();
+        let is_usable =
+            cluster.contains(&member.pods) && !is_shared && !member.address.is_loopback();
         if is_usable && !cluster.contains(&member.address) {
             found.insert(member.pods, member.address);
         }
@@ -112,7 +113,7 @@ fn conflist(pods: Ipv4Net, data: &Path) -> String {
                 "hairpinMode": true,
                 "ipam": {
                     "type": "host-local",
-                    "ranges": [[{"subnet": pods}]],
+                    "ranges": [[{"subnet": pods.to_string()}]],
                     "routes": [{"dst": "0.0.0.0/0"}],
                     "dataDir": data,
                 },
@@ -151,10 +152,8 @@ fn has_foreign(folder: &Path) -> Result<bool> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error).at("read", folder),
     };
-    let names: Vec<String> = entries
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
+    let names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     Ok(is_foreign(names.iter().map(String::as_str)))
 }
 
@@ -283,10 +282,7 @@ fn apply_routes(wanted: &BTreeMap<Ipv4Net, Ipv4Addr>) -> Result<()> {
 }
 
 fn apply_rules(own: Ipv4Net, cluster: Ipv4Net) -> Result<()> {
-    use std::io::Write;
-    let text = rules(own, cluster);
-    let mut file = tempfile_of(&text)?;
-    file.flush().map_err(|error| Error::program("iptables-restore", error))?;
+    let file = tempfile_of(&rules(own, cluster))?;
     let mut command = Command::new("iptables-restore");
     command.args(["--noflush", "--wait"]).stdin(file);
     execute(command)?;
@@ -321,8 +317,10 @@ mod tests {
     use super::*;
 
     fn node(pods: &str, addresses: &[(&str, &str)]) -> Node {
-        let addresses: Vec<_> =
-            addresses.iter().map(|(kind, address)| json!({"type": kind, "address": address})).collect();
+        let addresses: Vec<_> = addresses
+            .iter()
+            .map(|(kind, address)| json!({"type": kind, "address": address}))
+            .collect();
         serde_json::from_value(json!({
             "metadata": {"name": "n"},
             "spec": {"podCIDRs": [pods], "podCIDR": pods},
@@ -374,7 +372,8 @@ mod tests {
             ("10.244.1.0/24", "127.0.0.1"),
             ("10.244.1.0/24", "10.244.0.7"),
         ] {
-            let liar = members(&[("a", of("10.244.0.0/24", "198.18.1.2")), ("b", of(pods, address))]);
+            let liar =
+                members(&[("a", of("10.244.0.0/24", "198.18.1.2")), ("b", of(pods, address))]);
             assert_eq!(routes(&liar, "a", cluster), BTreeMap::new(), "{pods} via {address}");
         }
     }
@@ -407,8 +406,11 @@ mod tests {
     fn network_texts() {
         let (own, cluster) = ("10.244.1.0/24".parse().unwrap(), "10.244.0.0/16".parse().unwrap());
         let text = rules(own, cluster);
-        assert!(text.contains("-A LONGSHORE-POSTROUTING -s 10.244.1.0/24 ! -d 10.244.0.0/16 -j MASQUERADE\n"));
-        let config: serde_json::Value = serde_json::from_str(&conflist(own, Path::new("/d"))).unwrap();
+        assert!(text.contains(
+            "-A LONGSHORE-POSTROUTING -s 10.244.1.0/24 ! -d 10.244.0.0/16 -j MASQUERADE\n"
+        ));
+        let config: serde_json::Value =
+            serde_json::from_str(&conflist(own, Path::new("/d"))).unwrap();
         assert_eq!(config["plugins"][0]["ipam"]["ranges"][0][0]["subnet"], "10.244.1.0/24");
         assert_eq!(config["plugins"][0]["ipam"]["dataDir"], "/d");
     }

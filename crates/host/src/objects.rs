@@ -25,17 +25,24 @@ pub(crate) const DNS: &str = "system:longshore-dns";
 ///
 /// # Errors
 /// The apiserver does not take one.
-pub async fn apply(client: &Client, settings: &Settings, server: &Server, paths: &Paths, ca: &str) -> Result<()> {
+pub async fn apply(
+    client: &Client,
+    settings: &Settings,
+    server: &Server,
+    paths: &Paths,
+    ca: &str,
+) -> Result<()> {
     for object in all(settings, server, paths, ca) {
         let failed = |reason: String| {
             let kind = object["kind"].as_str().unwrap_or_default();
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             Error::cluster(format!("cannot apply {kind} {name}"), reason)
         };
-        let parsed: DynamicObject = serde_json::from_value(object.clone())
-            .map_err(|error| failed(error.to_string()))?;
+        let parsed: DynamicObject =
+            serde_json::from_value(object.clone()).map_err(|error| failed(error.to_string()))?;
         let types = parsed.types.clone().unwrap_or_default();
-        let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
+        let (group, version) =
+            types.api_version.split_once('/').unwrap_or(("", &types.api_version));
         let kind = GroupVersionKind::gvk(group, version, &types.kind);
         let resource = ApiResource::from_gvk_with_plural(&kind, &plural(&types.kind));
         let api: Api<DynamicObject> = match parsed.namespace() {
@@ -244,8 +251,8 @@ fn configuration(settings: &Settings, server: &Server, paths: &Paths, ca: &str) 
         "certificatesDir": paths.pki(),
         "networking": {
             "dnsDomain": settings.domain,
-            "podSubnet": settings.pods,
-            "serviceSubnet": server.services,
+            "podSubnet": settings.pods.to_string(),
+            "serviceSubnet": server.services.to_string(),
         },
     });
     let map = |namespace: &str, name: &str, key: &str, text: String| {
@@ -287,8 +294,15 @@ mod tests {
             assert!(parsed.types.is_some() && parsed.metadata.name.is_some(), "{object}");
         }
         let known = [
-            "clusterrolebindings", "clusterroles", "configmaps", "endpointslices", "namespaces",
-            "rolebindings", "roles", "services", "storageclasses",
+            "clusterrolebindings",
+            "clusterroles",
+            "configmaps",
+            "endpointslices",
+            "namespaces",
+            "rolebindings",
+            "roles",
+            "services",
+            "storageclasses",
         ];
         let mut found: Vec<String> =
             objects.iter().map(|object| plural(object["kind"].as_str().unwrap())).collect();
@@ -308,9 +322,11 @@ mod tests {
         let known = config.clusters[0].cluster.as_ref().unwrap();
         assert_eq!(known.server.as_deref(), Some("https://198.18.1.2:6443"));
         assert!(config.auth_infos.is_empty());
-        let anonymous = objects.iter().filter(|object| object.to_string().contains("system:anonymous"));
+        let anonymous =
+            objects.iter().filter(|object| object.to_string().contains("system:anonymous"));
         assert_eq!(anonymous.count(), 1);
-        let unauthenticated = objects.iter().filter(|o| o.to_string().contains("system:unauthenticated"));
+        let unauthenticated =
+            objects.iter().filter(|o| o.to_string().contains("system:unauthenticated"));
         assert_eq!(unauthenticated.count(), 0);
     }
 }

@@ -85,7 +85,9 @@ pub(crate) fn check_space(paths: &Paths) -> Result<()> {
 
 /// The cgroup driver of the runtime, which must answer.
 pub(crate) async fn cgroup_driver(endpoint: &str) -> Result<String> {
-    let failed = |error: longshore_cri::Error| Error::cluster(format!("the container runtime at {endpoint}"), error);
+    let failed = |error: longshore_cri::Error| {
+        Error::cluster(format!("the container runtime at {endpoint}"), error)
+    };
     let mut options = Options::new(endpoint);
     options.request_timeout = RUNTIME;
     let runtime = Runtime::new(options).map_err(failed)?;
@@ -102,7 +104,8 @@ pub(crate) async fn cgroup_driver(endpoint: &str) -> Result<String> {
 
 /// PURE: the driver in the configuration that containerd shows of itself before 2.0.
 pub(crate) fn driver_of(config: Option<&str>) -> &'static str {
-    let config: serde_json::Value = serde_json::from_str(config.unwrap_or_default()).unwrap_or_default();
+    let config: serde_json::Value =
+        serde_json::from_str(config.unwrap_or_default()).unwrap_or_default();
     let runtimes = &config["containerd"]["runtimes"];
     let default = config["containerd"]["defaultRuntimeName"].as_str().unwrap_or("runc");
     match runtimes[default]["options"]["SystemdCgroup"].as_bool() {
@@ -124,7 +127,9 @@ mod tests {
         };
         assert_eq!(driver_of(Some(&config(true))), "systemd");
         assert_eq!(driver_of(Some(&config(false))), "cgroupfs");
-        for odd in [None, Some(""), Some("{}"), Some("[]"), Some("null"), Some(r#"{"containerd":7}"#)] {
+        for odd in
+            [None, Some(""), Some("{}"), Some("[]"), Some("null"), Some(r#"{"containerd":7}"#)]
+        {
             assert_eq!(driver_of(odd), "cgroupfs", "{odd:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! PURE: the programs of a machine and their command lines.
 
-use crate::settings::{Server, Settings};
 use crate::Paths;
+use crate::settings::{Server, Settings};
 
 /// Where ports are that nobody else needs.
 const LOCAL: &str = "127.0.0.1";
@@ -127,7 +127,13 @@ fn dns(settings: &Settings, paths: &Paths) -> Service {
         "--health-addr=".to_owned(),
         format!("--ready-addr={LOCAL}:8181"),
     ];
-    Service { name: "dns", unit: "longshore-dns.service", program: "longshore-dns", args, role: None }
+    Service {
+        name: "dns",
+        unit: "longshore-dns.service",
+        program: "longshore-dns",
+        args,
+        role: None,
+    }
 }
 
 fn network(settings: &Settings, paths: &Paths) -> Service {
@@ -161,14 +167,21 @@ fn node(settings: &Settings, paths: &Paths) -> Service {
         args.push(path("bootstrap-kubeconfig", &paths.bootstrap()));
     }
     args.extend(settings.node_args.iter().cloned());
-    Service { name: NODE, unit: "longshore.service", program: "longshore", args, role: Some("node") }
+    Service {
+        name: NODE,
+        unit: "longshore.service",
+        program: "longshore",
+        args,
+        role: Some("node"),
+    }
 }
 
 /// PURE: the ports that a machine of these settings needs, each with who needs it. Those on all addresses
 /// have none.
 pub fn ports(settings: &Settings) -> Vec<(Option<std::net::Ipv4Addr>, u16, &'static str)> {
     let local = Some(std::net::Ipv4Addr::LOCALHOST);
-    let mut ports = vec![(None, 10250, "node"), (local, 10248, "node"), (None, 10256, "kube-proxy")];
+    let mut ports =
+        vec![(None, 10250, "node"), (local, 10248, "node"), (None, 10256, "kube-proxy")];
     if let Some(server) = settings.server() {
         ports.extend([
             (None, server.port, "apiserver"),
@@ -204,7 +217,10 @@ mod tests {
         };
         has("apiserver", "--data-dir=/var/lib/longshore");
         has("apiserver", "--cert-dir=/etc/kubernetes/pki");
-        has("controllers", "--cluster-signing-kubelet-serving-key-file=/etc/kubernetes/pki/kubelet-serving-ca.key");
+        has(
+            "controllers",
+            "--cluster-signing-kubelet-serving-key-file=/etc/kubernetes/pki/kubelet-serving-ca.key",
+        );
         has("controllers", "--leader-elect=false");
         has("dns", "--listen=198.18.1.2:53");
         has("node", "--config=/var/lib/kubelet/config.yaml");
@@ -220,7 +236,9 @@ mod tests {
         let settings = cluster(&UpArgs { etcd, etcd_cafile: ca, ..UpArgs::default() }).unwrap();
         let all = services(&settings, &Paths::new(Path::new("/")));
         let apiserver = args(&all, "apiserver").join(" ");
-        assert!(apiserver.contains("--etcd-servers=https://a:2379,https://b:2379 --etcd-cafile=/ca"));
+        assert!(
+            apiserver.contains("--etcd-servers=https://a:2379,https://b:2379 --etcd-cafile=/ca")
+        );
         assert!(!apiserver.contains("--data-dir"));
         assert!(!args(&all, "controllers").iter().any(|arg| arg.starts_with("--leader-elect")));
     }

@@ -44,6 +44,7 @@ pub struct Server {
     /// Its key.
     pub etcd_key: Option<PathBuf>,
     /// The addresses of services.
+    #[serde(with = "as_text")]
     pub services: Ipv4Net,
 }
 
@@ -71,11 +72,27 @@ pub struct Settings {
     /// Further flags of the node.
     pub node_args: Vec<String>,
     /// The addresses of pods.
+    #[serde(with = "as_text")]
     pub pods: Ipv4Net,
     /// The domain of the names of services.
     pub domain: String,
     /// Whether all files were written: otherwise a set-up was interrupted.
     pub is_complete: bool,
+}
+
+/// A range of addresses as `IP/BITS`.
+mod as_text {
+    use ipnet::Ipv4Net;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(net: &Ipv4Net, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(net)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Ipv4Net, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// What is known of the machine without flags.
@@ -166,8 +183,7 @@ impl Settings {
         };
         let own = Self::of_node(&args.node, paths, machine)?;
         let url = format!("https://{}:{port}", own.address);
-        let settings =
-            Self { role: Role::Server(server), url, pods: pods.trunc(), domain, ..own };
+        let settings = Self { role: Role::Server(server), url, pods: pods.trunc(), domain, ..own };
         if settings.pods.contains(&settings.address) || services.contains(&settings.address) {
             return Err(Error::refused(format!(
                 "the address {} of this machine is among those of pods ({pods}) or services ({services})",
@@ -194,7 +210,9 @@ impl Settings {
             Error::refused("this machine has no default route: give its address with --address")
         })?;
         if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
-            return Err(Error::refused(format!("{address} is not an address by which others reach this machine")));
+            return Err(Error::refused(format!(
+                "{address} is not an address by which others reach this machine"
+            )));
         }
         let runtime = match &args.container_runtime_endpoint {
             Some(given) if given.starts_with('/') => format!("unix://{given}"),
@@ -335,8 +353,14 @@ pub(crate) mod tests {
                 UpArgs { service_dns_domain: Some("A.b".into()), ..UpArgs::default() },
                 "--service-dns-domain",
             ),
-            (node(NodeArgs { node_name: Some("a_b".into()), ..NodeArgs::default() }), "--node-name"),
-            (node(NodeArgs { node_name: Some("../a".into()), ..NodeArgs::default() }), "--node-name"),
+            (
+                node(NodeArgs { node_name: Some("a_b".into()), ..NodeArgs::default() }),
+                "--node-name",
+            ),
+            (
+                node(NodeArgs { node_name: Some("../a".into()), ..NodeArgs::default() }),
+                "--node-name",
+            ),
             (
                 node(NodeArgs { address: Some(Ipv4Addr::LOCALHOST), ..NodeArgs::default() }),
                 "127.0.0.1",

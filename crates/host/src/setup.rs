@@ -85,7 +85,10 @@ pub fn node_configuration(
     own: &Map<String, Value>,
 ) -> Result<Value> {
     let Value::Object(mut fields) = common else {
-        return Err(Error::cluster("the configuration of nodes", "it is not a KubeletConfiguration"));
+        return Err(Error::cluster(
+            "the configuration of nodes",
+            "it is not a KubeletConfiguration",
+        ));
     };
     fields.insert("containerRuntimeEndpoint".into(), json!(settings.runtime));
     fields.insert("cgroupDriver".into(), json!(around.cgroup_driver));
@@ -112,7 +115,7 @@ pub fn proxy_configuration(settings: &Settings, own: &Map<String, Value>) -> Val
     let mut fields = Map::from_iter([
         ("apiVersion".to_owned(), json!("kubeproxy.config.k8s.io/v1alpha1")),
         ("kind".to_owned(), json!("KubeProxyConfiguration")),
-        ("clusterCIDR".to_owned(), json!(settings.pods)),
+        ("clusterCIDR".to_owned(), json!(settings.pods.to_string())),
     ]);
     overlay(&mut fields, own);
     Value::Object(fields)
@@ -268,16 +271,21 @@ mod tests {
     #[test]
     fn setup_of_a_node_is_the_clusters_then_the_machines_then_the_administrators() {
         let settings = settings_of(&UpArgs::default()).unwrap();
-        let common = kubelet_configuration(settings.server().unwrap().dns_address(), "cluster.local");
+        let common =
+            kubelet_configuration(settings.server().unwrap().dns_address(), "cluster.local");
         let own = object(json!({"maxPods": 7, "clusterDomain": "x", "serverTLSBootstrap": null}));
         let paths = Paths::new(Path::new("/r"));
-        let config = node_configuration(common.clone(), &settings, &paths, &around(), &own).unwrap();
+        let config =
+            node_configuration(common.clone(), &settings, &paths, &around(), &own).unwrap();
         assert_eq!(config["maxPods"], 7);
         assert_eq!(config["clusterDomain"], "x");
         assert_eq!(config.get("serverTLSBootstrap"), None);
         assert_eq!(config["clusterDNS"], json!(["10.96.0.10"]));
         assert_eq!(config["cgroupDriver"], "systemd");
-        assert_eq!(config["authentication"]["x509"]["clientCAFile"], "/r/etc/kubernetes/pki/ca.crt");
+        assert_eq!(
+            config["authentication"]["x509"]["clientCAFile"],
+            "/r/etc/kubernetes/pki/ca.crt"
+        );
         assert_eq!(config["authentication"]["anonymous"]["enabled"], false);
         assert_eq!(config["podLogsDir"], "/r/var/log/pods");
         assert_eq!(config.get("failCgroupV1"), None);

@@ -116,7 +116,8 @@ impl Start {
     fn complete(&mut self, created: Created) -> Result<()> {
         self.settings.is_complete = true;
         let path = self.paths.settings();
-        longshore_base::files::replace(&path, self.settings.text()?.as_bytes()).at("write", &path)?;
+        longshore_base::files::replace(&path, self.settings.text()?.as_bytes())
+            .at("write", &path)?;
         created.keep();
         Ok(())
     }
@@ -141,7 +142,7 @@ impl Start {
         let polled = async {
             loop {
                 match probe().await {
-                    Ok(found) => return Ok(found),
+                    Ok(found) => return Ok::<T, Error>(found),
                     Err(reason) => last = reason,
                 }
                 self.launcher.check()?;
@@ -188,7 +189,8 @@ impl Start {
 }
 
 fn print(text: &str) -> Result<()> {
-    output::print(text).map_err(|error| Error::refused(format!("cannot write to standard output: {error}")))
+    output::print(text)
+        .map_err(|error| Error::refused(format!("cannot write to standard output: {error}")))
 }
 
 /// Units are about the machine and need its systemd.
@@ -252,7 +254,12 @@ fn tidy(lock: Lock, paths: &Paths) {
     }
 }
 
-async fn up_locked(paths: &Paths, args: &UpArgs, foreground: bool, stop: &CancellationToken) -> Result<()> {
+async fn up_locked(
+    paths: &Paths,
+    args: &UpArgs,
+    foreground: bool,
+    stop: &CancellationToken,
+) -> Result<()> {
     let known = Settings::load(paths)?;
     if known.as_ref().is_some_and(|known| known.is_complete && known.server().is_none()) {
         return Err(Error::refused(
@@ -263,7 +270,10 @@ async fn up_locked(paths: &Paths, args: &UpArgs, foreground: bool, stop: &Cancel
     if known.is_none() {
         preflight::check_foreign(paths)?;
     }
-    let plain = UpArgs { node: crate::args::NodeArgs { foreground, ..Default::default() }, ..UpArgs::default() };
+    let plain = UpArgs {
+        node: crate::args::NodeArgs { foreground, ..Default::default() },
+        ..UpArgs::default()
+    };
     let wanted = || Settings::of_cluster(args, paths, &Machine::read());
     let settings = choose(known, *args != plain, wanted, paths.root())?;
     let is_new = !settings.is_complete;
@@ -293,7 +303,10 @@ async fn up_locked(paths: &Paths, args: &UpArgs, foreground: bool, stop: &Cancel
     if is_new {
         let token = Token::random()?;
         tokens::create(&client, &token, TOKEN, "made by longshore up").await?;
-        print(&format!("a second machine joins with\n  {}\n", join_line(&start.settings.url, &token, &ca)?))?;
+        print(&format!(
+            "a second machine joins with\n  {}\n",
+            join_line(&start.settings.url, &token, &ca)?
+        ))?;
     }
     start.finish(&paths.admin(), stop).await
 }
@@ -308,7 +321,11 @@ pub(crate) fn join_line(url: &str, token: &Token, ca: &str) -> Result<String> {
     ))
 }
 
-async fn make_cluster(start: &mut Start, created: &mut Created, stop: &CancellationToken) -> Result<Client> {
+async fn make_cluster(
+    start: &mut Start,
+    created: &mut Created,
+    stop: &CancellationToken,
+) -> Result<Client> {
     let server: Server = match start.settings.server() {
         Some(server) => server.clone(),
         None => return Err(Error::refused("these are the settings of a node")),
@@ -393,7 +410,9 @@ async fn join_locked(paths: &Paths, args: &JoinArgs, stop: &CancellationToken) -
 /// PURE: what vouches for the cluster.
 fn credentials(args: &JoinArgs) -> Result<(Token, Vec<String>)> {
     let token = args.token.as_deref().ok_or_else(|| {
-        Error::refused("--token is missing: longshore token create, on a machine of the cluster, prints one")
+        Error::refused(
+            "--token is missing: longshore token create, on a machine of the cluster, prints one",
+        )
     })?;
     let hashes = args.discovery_token_ca_cert_hash.iter().map(|text| discovery::parse_hash(text));
     let hashes: Vec<String> = hashes.collect::<Result<_>>()?;
@@ -423,7 +442,10 @@ async fn learn(cluster: &Cluster, token: &Token, args: &JoinArgs, paths: &Paths)
         text.map(|text| yaml(&text).map_err(|error| Error::cluster(&what, error))).transpose()
     };
     let configuration = read("kubelet-config", "kubelet").await?.ok_or_else(|| {
-        Error::cluster("the config map kubelet-config in kube-system", "the cluster has none with a field kubelet")
+        Error::cluster(
+            "the config map kubelet-config in kube-system",
+            "the cluster has none with a field kubelet",
+        )
     })?;
     let about = read("kubeadm-config", "ClusterConfiguration").await?.unwrap_or_default();
     let own = Settings::of_agent(args, &cluster.url, paths, &Machine::read())?;
@@ -436,7 +458,8 @@ async fn learn(cluster: &Cluster, token: &Token, args: &JoinArgs, paths: &Paths)
     };
     let nodes: Api<Node> = Api::all(client);
     let twin = nodes.get_opt(&settings.node_name).await;
-    let twin = twin.map_err(|error| Error::cluster("cannot look for a node of the same name", error))?;
+    let twin =
+        twin.map_err(|error| Error::cluster("cannot look for a node of the same name", error))?;
     if twin.as_ref().is_some_and(is_ready) {
         return Err(Error::refused(format!(
             "the cluster has a node {} already, which is Ready: delete it, or give another name with --node-name",
@@ -478,7 +501,9 @@ async fn node_ready(client: &Client, name: &str) -> std::result::Result<(), Stri
     }
     let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
     let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
-    Err(ready.and_then(|ready| ready.message).unwrap_or_else(|| "it has no condition yet".to_owned()))
+    Err(ready
+        .and_then(|ready| ready.message)
+        .unwrap_or_else(|| "it has no condition yet".to_owned()))
 }
 
 /// A client with the credentials of a kubeconfig.
@@ -525,7 +550,8 @@ pub async fn join_command(client: &Client, token: &Token) -> Result<String> {
 
 async fn client_of(kubeconfig: &str) -> Result<Client> {
     let failed = |error: String| Error::cluster("cannot connect to the cluster", error);
-    let kubeconfig = Kubeconfig::from_yaml(kubeconfig).map_err(|error| failed(error.to_string()))?;
+    let kubeconfig =
+        Kubeconfig::from_yaml(kubeconfig).map_err(|error| failed(error.to_string()))?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| failed(error.to_string()))?;
     // A proxy for the internet does not lead to a cluster.

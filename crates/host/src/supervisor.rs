@@ -149,7 +149,8 @@ impl Keeper {
     }
 
     fn spawn(&self) -> Result<Child> {
-        let out = File::options().create(true).append(true).open(&self.log).at("open", &self.log)?;
+        let out =
+            File::options().create(true).append(true).open(&self.log).at("open", &self.log)?;
         let err = out.try_clone().at("open", &self.log)?;
         let mut command = Command::new(&self.child);
         command.args(["child", "--parent", &std::process::id().to_string(), "--"]);
@@ -208,7 +209,15 @@ mod tests {
 
     #[test]
     fn supervisor_delays_grow_to_a_limit() {
-        let table = [(0, 500), (1, 500), (2, 1000), (3, 2000), (7, 30_000), (64, 30_000), (u32::MAX, 30_000)];
+        let table = [
+            (0, 500),
+            (1, 500),
+            (2, 1000),
+            (3, 2000),
+            (7, 30_000),
+            (64, 30_000),
+            (u32::MAX, 30_000),
+        ];
         for (count, milliseconds) in table {
             assert_eq!(delay(count), Duration::from_millis(milliseconds), "{count}");
         }
@@ -231,9 +240,10 @@ mod tests {
     fn folder(script: &str) -> tempfile::TempDir {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        for (name, text) in
-            [("longshore-host", "#!/bin/sh\nshift 4\nexec \"$@\"\n".to_owned()), ("program", format!("#!/bin/sh\n{script}\n"))]
-        {
+        for (name, text) in [
+            ("longshore-host", "#!/bin/sh\nshift 4\nexec \"$@\"\n".to_owned()),
+            ("program", format!("#!/bin/sh\n{script}\n")),
+        ] {
             let path = dir.path().join(name);
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -242,7 +252,13 @@ mod tests {
     }
 
     fn service() -> Service {
-        Service { name: "x", unit: "x.service", program: "program", args: vec!["a b".into()], role: None }
+        Service {
+            name: "x",
+            unit: "x.service",
+            program: "program",
+            args: vec!["a b".into()],
+            role: None,
+        }
     }
 
     async fn until(check: impl Fn() -> bool) {
@@ -273,7 +289,8 @@ mod tests {
 
     #[tokio::test]
     async fn supervisor_ends_programs_when_it_stops() {
-        let dir = folder("trap 'echo ended; exit 0' TERM; echo started; while :; do sleep 0.05; done");
+        let dir =
+            folder("trap 'echo ended; exit 0' TERM; echo started; while :; do sleep 0.05; done");
         let log = dir.path().join("logs/x.log");
         let mut supervisor = Supervisor::new(dir.path(), &dir.path().join("logs")).unwrap();
         supervisor.start(&service());

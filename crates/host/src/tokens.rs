@@ -101,7 +101,9 @@ impl Token {
         let mut secret = Secret {
             type_: Some(TYPE.to_owned()),
             data: Some(
-                data.into_iter().map(|(key, value)| (key, ByteString(value.into_bytes()))).collect(),
+                data.into_iter()
+                    .map(|(key, value)| (key, ByteString(value.into_bytes())))
+                    .collect(),
             ),
             ..Secret::default()
         };
@@ -164,7 +166,9 @@ pub fn listed(secret: &Secret, now: Timestamp) -> Option<Listed> {
         Err(_) => 0,
     });
     let usages = secret.data.iter().flatten().filter_map(|(key, value)| {
-        (value.0 == b"true").then(|| key.strip_prefix("usage-bootstrap-").map(str::to_owned)).flatten()
+        (value.0 == b"true")
+            .then(|| key.strip_prefix("usage-bootstrap-").map(str::to_owned))
+            .flatten()
     });
     Some(Listed {
         token: token.reveal(),
@@ -235,7 +239,8 @@ pub fn expiration(ttl: Duration, now: Timestamp) -> Result<Option<Timestamp>> {
     if ttl.is_zero() {
         return Ok(None);
     }
-    let long = || Error::refused("--ttl: a token is valid for a hundred years at most; 0 is for ever");
+    let long =
+        || Error::refused("--ttl: a token is valid for a hundred years at most; 0 is for ever");
     let ttl = SignedDuration::try_from(ttl.min(LONGEST).max(Duration::from_secs(1)))
         .map_err(|_| long())
         .and_then(|kept| if ttl > LONGEST { Err(long()) } else { Ok(kept) })?;
@@ -302,8 +307,17 @@ mod tests {
         let token = Token::parse("abcdef.0123456789abcdef").unwrap();
         assert_eq!((token.id(), token.secret()), ("abcdef", "0123456789abcdef"));
         assert!(!format!("{token:?}").contains("0123"));
-        for text in ["", ".", "abcdef", "abcdef.", "ABCDEF.0123456789abcdef", "abcdef.0123456789abcde",
-            "abcdef.0123456789abcdef0", "abcdé.0123456789abcdef", "abcdef.0123456789abcde."] {
+        for text in [
+            "",
+            ".",
+            "abcdef",
+            "abcdef.",
+            "ABCDEF.0123456789abcdef",
+            "abcdef.0123456789abcde",
+            "abcdef.0123456789abcdef0",
+            "abcdé.0123456789abcdef",
+            "abcdef.0123456789abcde.",
+        ] {
             let error = Token::parse(text).unwrap_err().to_string();
             assert!(text.len() < 8 || !error.contains(text), "{error}");
         }

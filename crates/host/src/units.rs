@@ -36,7 +36,9 @@ pub(crate) fn check_installed(services: &[Service]) -> Result<()> {
 /// systemd would take an argument apart.
 pub(crate) fn environment(service: &Service) -> Result<String> {
     let is_plain = |arg: &str| {
-        !arg.chars().any(|letter| letter.is_whitespace() || letter.is_control() || "\"'\\$%`".contains(letter))
+        !arg.chars().any(|letter| {
+            letter.is_whitespace() || letter.is_control() || "\"'\\$%`".contains(letter)
+        })
     };
     if let Some(odd) = service.args.iter().find(|arg| !is_plain(arg)) {
         return Err(Error::refused(format!(
@@ -47,7 +49,9 @@ pub(crate) fn environment(service: &Service) -> Result<String> {
     let head = "# Written by longshore up or join, and removed by longshore reset.\n";
     Ok(match service.name {
         // What administrators set for a kubelet comes after it, and so holds.
-        NODE => format!("{head}LONGSHORE_ROLE=node\nKUBELET_CONFIG_ARGS=\"\"\nKUBELET_KUBECONFIG_ARGS=\"{args}\"\n"),
+        NODE => format!(
+            "{head}LONGSHORE_ROLE=node\nKUBELET_CONFIG_ARGS=\"\"\nKUBELET_KUBECONFIG_ARGS=\"{args}\"\n"
+        ),
         _ => format!("{head}LONGSHORE_ARGS=\"{args}\"\n"),
     })
 }
@@ -126,9 +130,14 @@ mod tests {
         let settings = cluster(&UpArgs::default()).unwrap();
         let all = services(&settings, &Paths::new(Path::new("/")));
         let text: Vec<String> = all.iter().map(|one| environment(one).unwrap()).collect();
-        assert!(text[0].contains("\nLONGSHORE_ARGS=\"--cert-dir=/etc/kubernetes/pki --secure-port=6443 "));
+        assert!(
+            text[0]
+                .contains("\nLONGSHORE_ARGS=\"--cert-dir=/etc/kubernetes/pki --secure-port=6443 ")
+        );
         assert!(text[4].contains("\nLONGSHORE_ROLE=node\n"));
-        assert!(text[4].contains("\nKUBELET_KUBECONFIG_ARGS=\"--config=/var/lib/kubelet/config.yaml "));
+        assert!(
+            text[4].contains("\nKUBELET_KUBECONFIG_ARGS=\"--config=/var/lib/kubelet/config.yaml ")
+        );
     }
 
     #[test]
@@ -144,9 +153,13 @@ mod tests {
     #[test]
     fn units_of_the_repository_read_their_files() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../systemd");
-        for (unit, name) in UNITS.iter().zip(["apiserver", "controllers", "dns", "network", "node"]) {
+        for (unit, name) in UNITS.iter().zip(["apiserver", "controllers", "dns", "network", "node"])
+        {
             let text = std::fs::read_to_string(folder.join(unit)).unwrap();
-            assert!(text.contains(&format!("\nEnvironmentFile=-/etc/longshore/{name}.env\n")), "{unit}");
+            assert!(
+                text.contains(&format!("\nEnvironmentFile=-/etc/longshore/{name}.env\n")),
+                "{unit}"
+            );
             for line in ["Type=notify", "Restart=always", "[Install]", "RestartSec="] {
                 assert!(text.contains(line), "{unit}: {line}");
             }

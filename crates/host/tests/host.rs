@@ -28,8 +28,15 @@ impl Machine {
         // The tests' own network: this is about ours.
         let own = Self::cni_of(&host).join("10-longshore.conflist");
         fs::remove_file(own).expect("the network configuration of the test host");
-        let zero = ["memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree"];
-        let evictions: Value = zero.iter().map(|signal| ((*signal).to_owned(), json!("0%"))).collect();
+        let zero = [
+            "memory.available",
+            "nodefs.available",
+            "nodefs.inodesFree",
+            "imagefs.available",
+            "imagefs.inodesFree",
+        ];
+        let evictions: Value =
+            zero.iter().map(|signal| ((*signal).to_owned(), json!("0%"))).collect();
         let node = json!({
             "cgroupRoot": host.cgroup_root(),
             "failSwapOn": false,
@@ -66,7 +73,8 @@ impl Machine {
         command.arg("--foreground");
         command.arg(format!("--node-name={}", self.host.name()));
         command.arg(format!("--address={}", self.host.node_ip()));
-        command.arg(format!("--container-runtime-endpoint=unix://{}", self.host.socket().display()));
+        command
+            .arg(format!("--container-runtime-endpoint=unix://{}", self.host.socket().display()));
         command.arg(format!("--cni-conf-dir={}", Self::cni_of(&self.host).display()));
         command.arg(format!("--node-config={}", self.host.dir().join("node.yaml").display()));
         command.arg(format!("--proxy-config={}", self.host.dir().join("proxy.yaml").display()));
@@ -82,7 +90,8 @@ impl Machine {
     /// A command that succeeds: what it prints.
     fn run(&self, words: &[&str]) -> String {
         let output = self.command(words).output().expect("longshore");
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{words:?}: {out} {err}");
         out.into_owned()
     }
@@ -131,7 +140,8 @@ impl Machine {
         assert_eq!(self.files(), [] as [PathBuf; 0]);
         assert_eq!(self.host.ctr(["containers", "ls", "-q"]).unwrap().trim(), "");
         let rules = self.host.run("iptables-save", [] as [&str; 0]).unwrap();
-        let left: Vec<_> = rules.lines().filter(|l| l.contains("KUBE-") || l.contains("LONGSHORE-")).collect();
+        let left: Vec<_> =
+            rules.lines().filter(|l| l.contains("KUBE-") || l.contains("LONGSHORE-")).collect();
         assert!(left.is_empty(), "{left:#?}");
         let links = self.host.run("ip", ["-o", "link"]).unwrap();
         assert!(!links.contains("longshore0"), "{links}");
@@ -177,7 +187,8 @@ async fn until_phase(pods: &Api<Pod>, name: &str, phase: &str) {
 
 /// The words of the line that joins, without the program.
 fn join_words(log: &str) -> Vec<String> {
-    let line = log.lines().find(|line| line.trim().starts_with("longshore join")).expect("the line");
+    let line =
+        log.lines().find(|line| line.trim().starts_with("longshore join")).expect("the line");
     line.split_whitespace().skip(1).map(str::to_owned).collect()
 }
 
@@ -261,7 +272,8 @@ fn token_of(join: &[String]) -> String {
 }
 
 fn tokens_are_created_listed_and_deleted(one: &Machine, two: &Machine) {
-    let line = one.run(&["token", "create", "abcdef.0123456789abcdef", "--ttl=1s", "--description=short"]);
+    let line =
+        one.run(&["token", "create", "abcdef.0123456789abcdef", "--ttl=1s", "--description=short"]);
     assert!(line.starts_with("longshore join "), "{line}");
     one.fails(one.command(&["token", "create", "abcdef.0123456789abcdef"]), "already");
     let list: Value = serde_json::from_str(&one.run(&["token", "list", "-o", "json"])).unwrap();

@@ -22,8 +22,14 @@ struct Args {
 fn programs() -> Vec<Command> {
     let node = |name: &'static str, about: &'static str| Command::new(name).about(about);
     let longshore = longshore_host::args::Cli::command()
-        .subcommand(node("kubelet", "Run the kubelet; its flags are upstream's: see longshore kubelet --help"))
-        .subcommand(node("proxy", "Run kube-proxy; its flags are upstream's: see longshore proxy --help"))
+        .subcommand(node(
+            "kubelet",
+            "Run the kubelet; its flags are upstream's: see longshore kubelet --help",
+        ))
+        .subcommand(node(
+            "proxy",
+            "Run kube-proxy; its flags are upstream's: see longshore proxy --help",
+        ))
         .subcommand(node("node", "Run kubelet and kube-proxy in one process"));
     vec![
         longshore,
@@ -44,7 +50,9 @@ fn write(folder: &Path) -> Result<()> {
     }
     for mut command in programs() {
         let name = command.get_name().to_owned();
-        for (shell, folder_name) in [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")] {
+        for (shell, folder_name) in
+            [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")]
+        {
             let dir = folder.join(folder_name);
             clap_complete::generate_to(shell, &mut command, name.clone(), &dir)
                 .with_context(|| format!("write completions of {name} into {}", dir.display()))?;
@@ -64,7 +72,9 @@ fn pages(command: &Command, name: &str, section: &Path) -> Result<()> {
     page.render(&mut text).with_context(|| format!("the man page of {name}"))?;
     let path = section.join(format!("{name}.8"));
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
-    for below in command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "help") {
+    for below in
+        command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "help")
+    {
         pages(below, &format!("{name}-{}", below.get_name()), section)?;
     }
     Ok(())

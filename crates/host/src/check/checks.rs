@@ -1,19 +1,44 @@
 //! The checks: PURE functions of the facts.
 
-use super::facts::{Facts, Space};
 use super::Outcome;
+use super::facts::{Facts, Space};
 
 type Check = fn(&Facts) -> Outcome;
 
 const ALL: [Check; 25] = [
-    user, kernel, kernel_config, modules, cgroups, controllers, sysctls, swap, memory, ports, runtime,
-    runtime_ready, driver, cni_config, cni_plugins, iptables, iptables_backend, programs, clock, disk, inodes,
-    open_files, security_modules, certificates, apiserver,
+    user,
+    kernel,
+    kernel_config,
+    modules,
+    cgroups,
+    controllers,
+    sysctls,
+    swap,
+    memory,
+    ports,
+    runtime,
+    runtime_ready,
+    driver,
+    cni_config,
+    cni_plugins,
+    iptables,
+    iptables_backend,
+    programs,
+    clock,
+    disk,
+    inodes,
+    open_files,
+    security_modules,
+    certificates,
+    apiserver,
 ];
 
 /// All checks, those that compare with the apiserver last.
 pub(super) fn all(facts: &Facts) -> Vec<Outcome> {
-    ALL.iter().map(|check| check(facts)).chain([clock_offset(facts), skew(facts), host_name(facts)]).collect()
+    ALL.iter()
+        .map(|check| check(facts))
+        .chain([clock_offset(facts), skew(facts), host_name(facts)])
+        .collect()
 }
 
 fn user(facts: &Facts) -> Outcome {
@@ -45,7 +70,10 @@ fn kernel(facts: &Facts) -> Outcome {
         ),
         Some(found) if found < (5, 13) => Outcome::warning(
             name,
-            format!("Linux {} lacks features of pods, such as seccomp's notifications and cgroup.kill", facts.kernel),
+            format!(
+                "Linux {} lacks features of pods, such as seccomp's notifications and cgroup.kill",
+                facts.kernel
+            ),
             "install Linux 5.13 or later",
         ),
         Some(_) => Outcome::ok(name, format!("Linux {}", facts.kernel)),
@@ -54,8 +82,18 @@ fn kernel(facts: &Facts) -> Outcome {
 
 /// What containers need of the kernel.
 const OPTIONS: [&str; 12] = [
-    "NAMESPACES", "NET_NS", "PID_NS", "IPC_NS", "UTS_NS", "CGROUPS", "CGROUP_PIDS", "CGROUP_DEVICE", "CPUSETS",
-    "MEMCG", "FAIR_GROUP_SCHED", "INET",
+    "NAMESPACES",
+    "NET_NS",
+    "PID_NS",
+    "IPC_NS",
+    "UTS_NS",
+    "CGROUPS",
+    "CGROUP_PIDS",
+    "CGROUP_DEVICE",
+    "CPUSETS",
+    "MEMCG",
+    "FAIR_GROUP_SCHED",
+    "INET",
 ];
 /// What some pods need.
 const WANTED: [&str; 5] = ["SECCOMP_FILTER", "CFS_BANDWIDTH", "OVERLAY_FS", "USER_NS", "PSI"];
@@ -95,7 +133,8 @@ const MODULES: [&str; 4] = ["overlay", "br_netfilter", "nf_conntrack", "xt_comme
 
 fn modules(facts: &Facts) -> Outcome {
     let name = "modules";
-    let missing: Vec<&str> = MODULES.into_iter().filter(|module| !facts.modules.contains(*module)).collect();
+    let missing: Vec<&str> =
+        MODULES.into_iter().filter(|module| !facts.modules.contains(*module)).collect();
     let absent: Vec<&str> =
         missing.iter().copied().filter(|module| !facts.loadable.contains(*module)).collect();
     if missing.is_empty() {
@@ -105,7 +144,10 @@ fn modules(facts: &Facts) -> Outcome {
         return Outcome::warning(
             name,
             format!("{} is not loaded yet", missing.join(", ")),
-            format!("run modprobe -a {0}, and put {0} into a file of /etc/modules-load.d", missing.join(" ")),
+            format!(
+                "run modprobe -a {0}, and put {0} into a file of /etc/modules-load.d",
+                missing.join(" ")
+            ),
         );
     }
     // A container, or a kernel that says nothing of what is built in.
@@ -132,7 +174,10 @@ fn controllers(facts: &Facts) -> Outcome {
     let name = "cgroup controllers";
     let (needed, wanted): (&[&str], &[&str]) = match facts.is_unified {
         true => (&["cpu", "memory", "pids", "cpuset"], &["io", "hugetlb"]),
-        false => (&["cpu", "cpuacct", "memory", "pids", "cpuset", "devices", "freezer"], &["blkio", "hugetlb"]),
+        false => (
+            &["cpu", "cpuacct", "memory", "pids", "cpuset", "devices", "freezer"],
+            &["blkio", "hugetlb"],
+        ),
     };
     let missing = |all: &[&str]| -> Vec<String> {
         let absent = all.iter().filter(|one| !facts.controllers.contains(**one));
@@ -142,7 +187,14 @@ fn controllers(facts: &Facts) -> Outcome {
         (needed, _) if !needed.is_empty() => Outcome::failure(
             name,
             format!("{} is not there", needed.join(", ")),
-            format!("boot with {}", needed.iter().map(|one| format!("cgroup_enable={one}")).collect::<Vec<_>>().join(" ")),
+            format!(
+                "boot with {}",
+                needed
+                    .iter()
+                    .map(|one| format!("cgroup_enable={one}"))
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            ),
         ),
         (_, wanted) if !wanted.is_empty() => Outcome::warning(
             name,
@@ -172,7 +224,9 @@ fn sysctls(facts: &Facts) -> Outcome {
             "run sysctl -w net.bridge.bridge-nf-call-iptables=1, and put it into a file of /etc/sysctl.d",
         );
     }
-    for (key, least) in [("fs/inotify/max_user_instances", 128), ("fs/inotify/max_user_watches", 8192)] {
+    for (key, least) in
+        [("fs/inotify/max_user_instances", 128), ("fs/inotify/max_user_watches", 8192)]
+    {
         if let Some(found) = number(key).filter(|found| *found < least) {
             let key = key.replace('/', ".");
             return Outcome::warning(
@@ -190,7 +244,10 @@ fn swap(facts: &Facts) -> Outcome {
     if facts.swaps.is_empty() {
         Outcome::ok(name, "off")
     } else if facts.is_swap_allowed {
-        Outcome::ok(name, format!("on ({}), as the node's configuration allows", facts.swaps.join(", ")))
+        Outcome::ok(
+            name,
+            format!("on ({}), as the node's configuration allows", facts.swaps.join(", ")),
+        )
     } else {
         Outcome::failure(
             name,
@@ -204,7 +261,11 @@ fn memory(facts: &Facts) -> Outcome {
     let mebibytes = facts.memory >> 20;
     match mebibytes {
         0 => Outcome::skipped("memory", "/proc/meminfo cannot be read"),
-        ..400 => Outcome::warning("memory", format!("{mebibytes} MiB"), "give the machine 512 MiB at least"),
+        ..400 => Outcome::warning(
+            "memory",
+            format!("{mebibytes} MiB"),
+            "give the machine 512 MiB at least",
+        ),
         _ => Outcome::ok("memory", format!("{mebibytes} MiB")),
     }
 }
@@ -247,7 +308,8 @@ fn runtime(facts: &Facts) -> Outcome {
         ),
         Some(Ok(runtime)) => {
             let found = format!("{} {}, CRI {}", runtime.name, runtime.version, runtime.api);
-            let is_old = runtime.name == "containerd" && release(&runtime.version).is_some_and(|found| found < (1, 7));
+            let is_old = runtime.name == "containerd"
+                && release(&runtime.version).is_some_and(|found| found < (1, 7));
             match is_old {
                 true => Outcome::warning(name, found, "install containerd 1.7 or later"),
                 false => Outcome::ok(name, found),
@@ -261,7 +323,9 @@ fn runtime_ready(facts: &Facts) -> Outcome {
     match &facts.runtime {
         Some(Ok(runtime)) => match &runtime.unready {
             None => Outcome::ok(name, "ready"),
-            Some(why) => Outcome::failure(name, format!("not ready: {why}"), "see the log of the runtime"),
+            Some(why) => {
+                Outcome::failure(name, format!("not ready: {why}"), "see the log of the runtime")
+            }
         },
         _ => Outcome::skipped(name, "no runtime answers"),
     }
@@ -269,12 +333,17 @@ fn runtime_ready(facts: &Facts) -> Outcome {
 
 fn driver(facts: &Facts) -> Outcome {
     let name = "cgroup driver";
-    let Some(Ok(runtime)) = &facts.runtime else { return Outcome::skipped(name, "no runtime answers") };
+    let Some(Ok(runtime)) = &facts.runtime else {
+        return Outcome::skipped(name, "no runtime answers");
+    };
     match &facts.configured_driver {
         Some(own) if *own != runtime.driver => Outcome::failure(
             name,
             format!("the node's is {own}, and the runtime's is {}", runtime.driver),
-            format!("set cgroupDriver: {} in the node's configuration, or SystemdCgroup in the runtime's", runtime.driver),
+            format!(
+                "set cgroupDriver: {} in the node's configuration, or SystemdCgroup in the runtime's",
+                runtime.driver
+            ),
         ),
         _ => Outcome::ok(name, runtime.driver.clone()),
     }
@@ -290,7 +359,11 @@ fn cni_config(facts: &Facts) -> Outcome {
         [one] => Outcome::ok(name, one.clone()),
         [first, ..] => Outcome::warning(
             name,
-            format!("{} of them in {}; runtimes use {first} alone", facts.cni_files.len(), facts.cni_folder.display()),
+            format!(
+                "{} of them in {}; runtimes use {first} alone",
+                facts.cni_files.len(),
+                facts.cni_folder.display()
+            ),
             "remove those that are not used",
         ),
     }
@@ -300,7 +373,9 @@ fn cni_plugins(facts: &Facts) -> Outcome {
     let name = "CNI plugins";
     match facts.has_cni_plugins {
         true => Outcome::ok(name, "bridge is there"),
-        false if !facts.cni_files.is_empty() => Outcome::skipped(name, "none known, and another network is configured"),
+        false if !facts.cni_files.is_empty() => {
+            Outcome::skipped(name, "none known, and another network is configured")
+        }
         false => Outcome::failure(
             name,
             "the plugin bridge is in none of the usual folders",
@@ -317,7 +392,9 @@ fn iptables(facts: &Facts) -> Outcome {
             let line = text.lines().next().unwrap_or_default().trim().to_owned();
             let version = line.split_whitespace().nth(1).and_then(release);
             match version {
-                Some(found) if found < (1, 8) => Outcome::warning(name, line, "install iptables 1.8 or later"),
+                Some(found) if found < (1, 8) => {
+                    Outcome::warning(name, line, "install iptables 1.8 or later")
+                }
                 _ => Outcome::ok(name, line),
             }
         }
@@ -331,7 +408,10 @@ fn iptables_backend(facts: &Facts) -> Outcome {
     if backend == "nf_tables" && facts.foreign_rules > 0 {
         return Outcome::warning(
             name,
-            format!("{} rules of Kubernetes are in the legacy tables, which nf_tables does not show", facts.foreign_rules),
+            format!(
+                "{} rules of Kubernetes are in the legacy tables, which nf_tables does not show",
+                facts.foreign_rules
+            ),
             "remove them with iptables-legacy, or use that backend: update-alternatives --set iptables",
         );
     }
@@ -363,10 +443,14 @@ fn clock(facts: &Facts) -> Outcome {
     }
 }
 
-fn worst<'a>(facts: &'a Facts, part: impl Fn(&Space) -> Option<u64>) -> Option<(&'a str, String, u64)> {
-    let parts = facts.spaces.iter().filter_map(|(what, path, space)| {
-        Some((*what, path.display().to_string(), part(space)?))
-    });
+fn worst<'a>(
+    facts: &'a Facts,
+    part: impl Fn(&Space) -> Option<u64>,
+) -> Option<(&'a str, String, u64)> {
+    let parts = facts
+        .spaces
+        .iter()
+        .filter_map(|(what, path, space)| Some((*what, path.display().to_string(), part(space)?)));
     parts.min_by_key(|(_, _, percent)| *percent)
 }
 
@@ -389,7 +473,9 @@ fn disk(facts: &Facts) -> Outcome {
             format!("{free} % of {path}, for {what}, are free"),
             "make room: below 15 % images are removed, below 10 % pods are evicted",
         ),
-        Some((_, path, free)) => Outcome::ok(name, format!("{free} % of {path} are free, and more of others")),
+        Some((_, path, free)) => {
+            Outcome::ok(name, format!("{free} % of {path} are free, and more of others"))
+        }
     }
 }
 
@@ -402,7 +488,9 @@ fn inodes(facts: &Facts) -> Outcome {
             format!("{free} % of {path}, for {what}, are free: pods are evicted"),
             "remove small files there",
         ),
-        Some((_, path, free)) => Outcome::ok(name, format!("{free} % of {path} are free, and more of others")),
+        Some((_, path, free)) => {
+            Outcome::ok(name, format!("{free} % of {path} are free, and more of others"))
+        }
     }
 }
 
@@ -448,9 +536,16 @@ fn certificates(facts: &Facts) -> Outcome {
         .iter()
         .find_map(|one| one.end.as_ref().err().map(|why| (one.path.display(), why)))
     {
-        return Outcome::failure(name, format!("{path}: {why}"), "remove it, and start the cluster's services again");
+        return Outcome::failure(
+            name,
+            format!("{path}: {why}"),
+            "remove it, and start the cluster's services again",
+        );
     }
-    let ends = facts.certificates.iter().filter_map(|one| Some((one.path.display(), *one.end.as_ref().ok()?)));
+    let ends = facts
+        .certificates
+        .iter()
+        .filter_map(|one| Some((one.path.display(), *one.end.as_ref().ok()?)));
     match ends.min_by_key(|(_, end)| *end) {
         None => Outcome::skipped(name, "there are none yet"),
         Some((path, end)) => {
@@ -479,7 +574,9 @@ fn apiserver(facts: &Facts) -> Outcome {
 
 fn clock_offset(facts: &Facts) -> Outcome {
     let name = "clock";
-    let Some(Ok(found)) = &facts.apiserver else { return Outcome::skipped(name, "no apiserver to compare with") };
+    let Some(Ok(found)) = &facts.apiserver else {
+        return Outcome::skipped(name, "no apiserver to compare with");
+    };
     match found.offset.map(i64::saturating_abs) {
         None => Outcome::skipped(name, "the apiserver does not say its time"),
         Some(seconds @ 30..) => Outcome::failure(
@@ -487,27 +584,37 @@ fn clock_offset(facts: &Facts) -> Outcome {
             format!("it differs from the apiserver's by {seconds} s"),
             "synchronize the clocks of both machines",
         ),
-        Some(seconds) => Outcome::ok(name, format!("within {} s of the apiserver's", seconds.max(1))),
+        Some(seconds) => {
+            Outcome::ok(name, format!("within {} s of the apiserver's", seconds.max(1)))
+        }
     }
 }
 
 fn skew(facts: &Facts) -> Outcome {
     let name = "version skew";
-    let Some(Ok(found)) = &facts.apiserver else { return Outcome::skipped(name, "no apiserver to compare with") };
+    let Some(Ok(found)) = &facts.apiserver else {
+        return Outcome::skipped(name, "no apiserver to compare with");
+    };
     let (Some(theirs), Some(own)) = (release(&found.version), release(facts.own_version)) else {
         return Outcome::skipped(name, format!("{:?} is not a version", found.version));
     };
     if theirs.0 != own.0 || own.1 > theirs.1 {
         return Outcome::failure(
             name,
-            format!("the node ({}) is newer than the apiserver ({})", facts.own_version, found.version),
+            format!(
+                "the node ({}) is newer than the apiserver ({})",
+                facts.own_version, found.version
+            ),
             "upgrade the apiserver first",
         );
     }
     if theirs.1.saturating_sub(own.1) > 3 {
         return Outcome::failure(
             name,
-            format!("the node ({}) is more than three minor versions behind the apiserver ({})", facts.own_version, found.version),
+            format!(
+                "the node ({}) is more than three minor versions behind the apiserver ({})",
+                facts.own_version, found.version
+            ),
             "upgrade the node",
         );
     }
@@ -517,7 +624,10 @@ fn skew(facts: &Facts) -> Outcome {
 fn host_name(facts: &Facts) -> Outcome {
     let name = "host name";
     let is_good = !facts.host_name.is_empty()
-        && facts.host_name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
+        && facts
+            .host_name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
     match is_good {
         true => Outcome::ok(name, facts.host_name.clone()),
         false => Outcome::failure(
@@ -542,7 +652,8 @@ mod tests {
 
     /// A machine on which everything is as it should be.
     fn good() -> Facts {
-        let config: String = OPTIONS.iter().chain(&WANTED).map(|one| format!("CONFIG_{one}=y\n")).collect();
+        let config: String =
+            OPTIONS.iter().chain(&WANTED).map(|one| format!("CONFIG_{one}=y\n")).collect();
         let space = Space { bytes: 100, free_bytes: 50, inodes: 100, free_inodes: 50 };
         Facts {
             is_root: true,
@@ -623,7 +734,7 @@ mod tests {
         fn space(facts: &mut Facts) -> &mut Space {
             &mut facts.spaces[0].2
         }
-        let table: [(&str, Level, &str, Change); 51] = [
+        let table: &[(&str, Level, &str, Change)] = &[
             ("user", Warning, "root", |f| f.is_root = false),
             ("kernel", Failure, "too old", |f| f.kernel = "3.10.0-1160.el7".into()),
             ("kernel", Failure, "too old", |f| f.kernel = "4.18.0".into()),
@@ -631,10 +742,16 @@ mod tests {
             ("kernel", Skipped, "cannot be read", |f| f.kernel = "x".into()),
             ("kernel config", Skipped, "/proc/config.gz", |f| f.kernel_config = None),
             ("kernel config", Failure, "CONFIG_MEMCG ", |f| {
-                f.kernel_config = f.kernel_config.take().map(|c| c.replace("CONFIG_MEMCG=y", "# CONFIG_MEMCG is not set"));
+                f.kernel_config = f
+                    .kernel_config
+                    .take()
+                    .map(|c| c.replace("CONFIG_MEMCG=y", "# CONFIG_MEMCG is not set"));
             }),
             ("kernel config", Warning, "CONFIG_PSI ", |f| {
-                f.kernel_config = f.kernel_config.take().map(|c| c.replace("CONFIG_PSI=y", "CONFIG_PSI_DEFAULT=y"));
+                f.kernel_config = f
+                    .kernel_config
+                    .take()
+                    .map(|c| c.replace("CONFIG_PSI=y", "CONFIG_PSI_DEFAULT=y"));
             }),
             ("modules", Warning, "neither", |f| drop(f.modules.remove("overlay"))),
             ("modules", Warning, "modprobe -a overlay", |f| {
@@ -642,10 +759,14 @@ mod tests {
                 f.loadable.insert("overlay".into());
             }),
             ("cgroups", Warning, "v1", |f| f.is_unified = false),
-            ("cgroup controllers", Failure, "cgroup_enable=memory", |f| drop(f.controllers.remove("memory"))),
+            ("cgroup controllers", Failure, "cgroup_enable=memory", |f| {
+                drop(f.controllers.remove("memory"))
+            }),
             ("cgroup controllers", Warning, "hugetlb", |f| drop(f.controllers.remove("hugetlb"))),
             ("cgroup controllers", Failure, "devices", |f| f.is_unified = false),
-            ("sysctls", Warning, "ip_forward", |f| drop(f.sysctls.insert("net/ipv4/ip_forward", "0".into()))),
+            ("sysctls", Warning, "ip_forward", |f| {
+                drop(f.sysctls.insert("net/ipv4/ip_forward", "0".into()))
+            }),
             ("sysctls", Failure, "bridge-nf", |f| {
                 f.sysctls.insert("net/bridge/bridge-nf-call-iptables", "0".into());
             }),
@@ -668,7 +789,9 @@ mod tests {
             ("container runtime", Fine, "v2.1.4", |f| runtime(f).version = "v2.1.4".into()),
             ("runtime status", Failure, "not ready: x", |f| runtime(f).unready = Some("x".into())),
             ("runtime status", Skipped, "no runtime", |f| f.runtime = None),
-            ("cgroup driver", Failure, "cgroupDriver: cgroupfs", |f| runtime(f).driver = "cgroupfs".into()),
+            ("cgroup driver", Failure, "cgroupDriver: cgroupfs", |f| {
+                runtime(f).driver = "cgroupfs".into()
+            }),
             ("cgroup driver", Fine, "systemd", |f| f.configured_driver = None),
             ("CNI configuration", Fine, "write one", |f| f.cni_files.clear()),
             ("CNI configuration", Warning, "2 of them", |f| f.cni_files.push("x.conf".into())),
@@ -680,7 +803,9 @@ mod tests {
             ("iptables", Failure, "install iptables", |f| f.iptables = None),
             ("iptables", Warning, "1.8", |f| f.iptables = Some("iptables v1.6.1".into())),
             ("iptables backend", Warning, "3 rules", |f| f.foreign_rules = 3),
-            ("iptables backend", Fine, "legacy", |f| f.iptables = Some("iptables v1.8.9 (legacy)".into())),
+            ("iptables backend", Fine, "legacy", |f| {
+                f.iptables = Some("iptables v1.8.9 (legacy)".into())
+            }),
             ("programs", Failure, "ip is not", |f| f.missing_programs = vec!["ip"]),
             ("time synchronization", Warning, "chrony", |f| f.is_clock_synchronized = Some(false)),
             ("disk", Failure, "9 %", |f| space(f).free_bytes = 9),
@@ -689,23 +814,27 @@ mod tests {
             ("inodes", Failure, "4 %", |f| space(f).free_inodes = 4),
             ("inodes", Skipped, "counts", |f| space(f).inodes = 0),
             ("file descriptors", Warning, "1024", |f| f.max_files = Some(1024)),
-            ("SELinux, AppArmor", Warning, "container-selinux", |f| f.is_selinux_enforcing = Some(true)),
+            ("SELinux, AppArmor", Warning, "container-selinux", |f| {
+                f.is_selinux_enforcing = Some(true)
+            }),
             ("SELinux, AppArmor", Warning, "parser", |f| f.has_apparmor_parser = false),
             ("host name", Failure, "hostnamectl", |f| f.host_name = "a_b".into()),
         ];
         for (name, level, part, change) in table {
             let mut facts = good();
             change(&mut facts);
-            let outcome = all(&facts).into_iter().find(|one| one.name == name).unwrap();
-            assert_eq!(outcome.level, level, "{outcome:?}");
+            let outcome = all(&facts).into_iter().find(|one| one.name == *name).unwrap();
+            assert_eq!(outcome.level, *level, "{outcome:?}");
             let text = format!("{} : {}", outcome.message, outcome.remedy);
-            assert!(text.contains(part), "{name}: {part}: {text}");
+            assert!(text.contains(*part), "{name}: {part}: {text}");
         }
     }
 
     #[test]
     fn check_certificates_and_the_apiserver() {
-        let outcome = |facts: &Facts, name: &str| all(facts).into_iter().find(|one| one.name == name).unwrap();
+        let outcome = |facts: &Facts, name: &str| {
+            all(facts).into_iter().find(|one| one.name == name).unwrap()
+        };
         for (end, level) in [
             (Ok(999 * DAY), Level::Failure),
             (Ok(1_000 * DAY - 1), Level::Failure),

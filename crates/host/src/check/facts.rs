@@ -153,7 +153,8 @@ pub(super) const SYSCTLS: [&str; 7] = [
     "fs/inotify/max_user_watches",
 ];
 
-const PROGRAMS: [&str; 6] = ["ip", "mount", "umount", "iptables", "iptables-save", "iptables-restore"];
+const PROGRAMS: [&str; 6] =
+    ["ip", "mount", "umount", "iptables", "iptables-save", "iptables-restore"];
 const CNI_PLUGINS: [&str; 3] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"];
 
 impl Facts {
@@ -166,16 +167,20 @@ impl Facts {
             .container_runtime_endpoint
             .clone()
             .or_else(|| settings.as_ref().map(|settings| settings.runtime.clone()))
-            .or_else(|| machine.runtime.as_ref().map(|socket| format!("unix://{}", socket.display())));
+            .or_else(|| {
+                machine.runtime.as_ref().map(|socket| format!("unix://{}", socket.display()))
+            });
         let config = yaml(&text(paths.kubelet_config())).unwrap_or_default();
-        let kubeconfig = args.kubeconfig.clone().or_else(|| Some(paths.kubelet()).filter(|path| path.exists()));
+        let kubeconfig =
+            args.kubeconfig.clone().or_else(|| Some(paths.kubelet()).filter(|path| path.exists()));
         let cni_folder = args
             .cni_conf_dir
             .clone()
             .or_else(|| settings.as_ref().map(|settings| settings.cni.clone()))
             .unwrap_or_else(|| paths.cni());
         let is_unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-        let is_running = crate::lock::is_held(paths) || (paths.is_machine() && !units::running().is_empty());
+        let is_running =
+            crate::lock::is_held(paths) || (paths.is_machine() && !units::running().is_empty());
         Self {
             is_root: nix::unistd::geteuid().is_root(),
             kernel_config: kernel_config(&kernel),
@@ -206,7 +211,9 @@ impl Facts {
             configured_driver: config["cgroupDriver"].as_str().map(str::to_owned),
             cni_files: cni_files(&cni_folder),
             cni_folder,
-            has_cni_plugins: CNI_PLUGINS.iter().any(|folder| Path::new(folder).join("bridge").exists()),
+            has_cni_plugins: CNI_PLUGINS
+                .iter()
+                .any(|folder| Path::new(folder).join("bridge").exists()),
             iptables: output("iptables", &["--version"]),
             foreign_rules: output("iptables-legacy-save", &[])
                 .map_or(0, |rules| rules.lines().filter(|line| line.contains("KUBE-")).count()),
@@ -302,12 +309,17 @@ fn modules() -> BTreeSet<String> {
 
 fn controllers(is_unified: bool) -> BTreeSet<String> {
     if is_unified {
-        return text("/sys/fs/cgroup/cgroup.controllers").split_whitespace().map(str::to_owned).collect();
+        return text("/sys/fs/cgroup/cgroup.controllers")
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect();
     }
     // subsystem, hierarchy, cgroups, enabled
     let row = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        (fields.get(3) == Some(&"1")).then(|| fields.first().map(|name| (*name).to_owned())).flatten()
+        (fields.get(3) == Some(&"1"))
+            .then(|| fields.first().map(|name| (*name).to_owned()))
+            .flatten()
     };
     text("/proc/cgroups").lines().filter_map(row).collect()
 }
@@ -374,7 +386,9 @@ fn is_clock_synchronized() -> Option<bool> {
     }
     let tracking = output("chronyc", &["-n", "tracking"]);
     if let Some(text) = tracking {
-        return Some(text.lines().any(|line| line.starts_with("Leap status") && line.contains("Normal")));
+        return Some(
+            text.lines().any(|line| line.starts_with("Leap status") && line.contains("Normal")),
+        );
     }
     let shown = output("timedatectl", &["show", "--property=NTPSynchronized", "--value"])?;
     match shown.trim() {
@@ -397,7 +411,8 @@ fn space(path: &Path) -> Option<Space> {
 
 fn all_certificates(paths: &Paths) -> Vec<CertificateFacts> {
     let in_folder = |folder: PathBuf| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let entries =
+            std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
         let mut files: Vec<_> =
             entries.filter(|path| path.extension().is_some_and(|kind| kind == "crt")).collect();
         files.sort();
@@ -405,7 +420,9 @@ fn all_certificates(paths: &Paths) -> Vec<CertificateFacts> {
     };
     let mut files = in_folder(paths.pki());
     let node = ["kubelet-client-current.pem", "kubelet-server-current.pem"];
-    files.extend(node.iter().map(|name| paths.kubelet_pki().join(name)).filter(|path| path.exists()));
+    files.extend(
+        node.iter().map(|name| paths.kubelet_pki().join(name)).filter(|path| path.exists()),
+    );
     files.into_iter().map(|path| CertificateFacts { end: end_of(&path), path }).collect()
 }
 
@@ -421,16 +438,19 @@ fn end_of(path: &Path) -> std::result::Result<i64, String> {
 async fn apiserver(kubeconfig: &Path) -> std::result::Result<ApiserverFacts, String> {
     let ask = async {
         let client = start::client(kubeconfig).await.map_err(|error| error.to_string())?;
-        let request = hyper::Request::get("/version").body(Vec::new()).map_err(|error| error.to_string())?;
+        let request =
+            hyper::Request::get("/version").body(Vec::new()).map_err(|error| error.to_string())?;
         let response = client.send(request.map(kube::client::Body::from)).await;
         let response = response.map_err(|error| error.to_string())?;
         let date = response.headers().get("date").and_then(|value| value.to_str().ok());
         let date = date.and_then(|text| jiff::fmt::rfc2822::parse(text).ok());
-        let offset = date.map(|date| {
-            date.timestamp().as_second().saturating_sub(Timestamp::now().as_second())
-        });
+        let offset = date
+            .map(|date| date.timestamp().as_second().saturating_sub(Timestamp::now().as_second()));
         let status = response.status();
-        let body = http_body_util::BodyExt::collect(http_body_util::Limited::new(response.into_body(), 1 << 16));
+        let body = http_body_util::BodyExt::collect(http_body_util::Limited::new(
+            response.into_body(),
+            1 << 16,
+        ));
         let body = body.await.map_err(|error| error.to_string())?.to_bytes();
         let version: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
         match version["gitVersion"].as_str() {
@@ -450,7 +470,8 @@ mod tests {
 
     #[test]
     fn check_reads_the_lists_of_modules() {
-        let list = "kernel/net/netfilter/nf-nat.ko.xz: kernel/a.ko\nkernel/fs/overlayfs/overlay.ko\n\n";
+        let list =
+            "kernel/net/netfilter/nf-nat.ko.xz: kernel/a.ko\nkernel/fs/overlayfs/overlay.ko\n\n";
         assert_eq!(module_names(list).into_iter().collect::<Vec<_>>(), ["nf_nat", "overlay"]);
         assert_eq!(memory("MemFree: 1 kB\nMemTotal:  2048 kB\n"), 2 << 20);
         assert_eq!(memory("MemTotal: x"), 0);

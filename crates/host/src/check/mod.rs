@@ -41,7 +41,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn new(name: &'static str, level: Level, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+    fn new(
+        name: &'static str,
+        level: Level,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
         Self { name, level, message: message.into(), remedy: remedy.into() }
     }
 

@@ -37,8 +37,10 @@ pub(crate) struct Facts {
     pub(crate) services: Vec<String>,
     /// The runtime's socket.
     pub(crate) runtime: String,
-    /// Pods in the runtime, or why that does not say.
-    pub(crate) pods: std::result::Result<Vec<Pod>, String>,
+    /// Pods in the runtime.
+    pub(crate) pods: Vec<Pod>,
+    /// Why the runtime does not say, if it does not.
+    pub(crate) pods_unknown: Option<String>,
     /// Mount points under the node's directory, in the order of mounting.
     pub(crate) mounts: Vec<PathBuf>,
     /// The cgroups of pods that there are.
@@ -65,11 +67,16 @@ impl Facts {
             (Some(given), _) => given.to_owned(),
             (None, Some(settings)) => settings.runtime.clone(),
             (None, None) => {
-                let known = RUNTIMES.iter().find(|socket| paths.is_machine() && Path::new(socket).exists());
+                let known =
+                    RUNTIMES.iter().find(|socket| paths.is_machine() && Path::new(socket).exists());
                 known.map(|socket| format!("unix://{socket}")).unwrap_or_default()
             }
         };
-        let pods = if runtime.is_empty() { Ok(Vec::new()) } else { pods(&runtime).await };
+        let found = if runtime.is_empty() { Ok(Vec::new()) } else { pods(&runtime).await };
+        let (pods, pods_unknown) = match found {
+            Ok(pods) => (pods, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
         let owned = settings.is_some() || paths.is_machine();
         let saved = |program: &str| run(Command::new(program)).unwrap_or_default();
         let (mut rules, mut tables, mut routes) = (Vec::new(), String::new(), String::new());
@@ -82,13 +89,15 @@ impl Facts {
             let mut nft = Command::new("nft");
             nft.args(["list", "tables"]);
             tables = run(nft).unwrap_or_default();
-            routes = network::ip(&format!("-4 route show proto {}", network::PROTOCOL)).unwrap_or_default();
+            routes = network::ip(&format!("-4 route show proto {}", network::PROTOCOL))
+                .unwrap_or_default();
         }
         let cni = settings.as_ref().map_or_else(|| paths.cni(), |settings| settings.cni.clone());
         Ok(Self {
             services: services(paths),
             runtime,
             pods,
+            pods_unknown,
             mounts: mounts(&mountinfo(), &paths.kubelet_root()),
             cgroups: cgroups(&cgroup_root(paths), owned),
             rules,
@@ -177,9 +186,8 @@ fn cgroups(root: &Path, owned: bool) -> Vec<PathBuf> {
         let (path, kind) = (fields.next()?, fields.next()?);
         matches!(kind, "cgroup" | "cgroup2").then(|| unescaped(path))
     });
-    let groups = hierarchies.flat_map(|mount| {
-        ["kubepods", "kubepods.slice"].map(|name| mount.join(root).join(name))
-    });
+    let groups = hierarchies
+        .flat_map(|mount| ["kubepods", "kubepods.slice"].map(|name| mount.join(root).join(name)));
     groups.filter(|group| group.is_dir()).collect()
 }
 
@@ -190,7 +198,9 @@ pub(super) fn tree(group: &Path) -> Vec<PathBuf> {
     for _ in 0..DEPTH {
         let below = level.iter().flat_map(|dir| {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-            entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+            entries
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                .map(|entry| entry.path())
         });
         let below: Vec<_> = below.collect();
         found.append(&mut level);
@@ -204,7 +214,11 @@ pub(super) fn tree(group: &Path) -> Vec<PathBuf> {
 
 fn files(paths: &Paths, cni: &Path, settings: Option<&Settings>) -> Vec<PathBuf> {
     let mut all = vec![paths.kubelet(), paths.bootstrap(), paths.kubelet_root(), paths.pod_logs()];
-    all.extend([cni.join(network::CNI_FILE), paths.cni_addresses().join(network::NETWORK), paths.logs()]);
+    all.extend([
+        cni.join(network::CNI_FILE),
+        paths.cni_addresses().join(network::NETWORK),
+        paths.logs(),
+    ]);
     if paths.is_machine() {
         all.push(LOGIND.into());
         all.extend(log_links(Path::new(CONTAINER_LOGS), &paths.pod_logs()));
@@ -222,8 +236,11 @@ fn files(paths: &Paths, cni: &Path, settings: Option<&Settings>) -> Vec<PathBuf>
 
 /// The links in a folder that lead into the logs of pods.
 fn log_links(folder: &Path, logs: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.filter(|link| std::fs::read_link(link).is_ok_and(|target| target.starts_with(logs))).collect()
+    let entries =
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries
+        .filter(|link| std::fs::read_link(link).is_ok_and(|target| target.starts_with(logs)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -238,7 +255,10 @@ mod tests {
                     4 1 0:1 / /var/lib/kubelet2/x rw - tmpfs t rw\n\
                     5 1 0:1 / /mnt/\\9\\ rw - tmpfs t rw\nbroken\n";
         let found = mounts(text, Path::new("/var/lib/kubelet"));
-        assert_eq!(found, [PathBuf::from("/var/lib/kubelet/pods/u/volumes/kubernetes.io~projected/a b\\c")]);
+        assert_eq!(
+            found,
+            [PathBuf::from("/var/lib/kubelet/pods/u/volumes/kubernetes.io~projected/a b\\c")]
+        );
     }
 
     #[test]

@@ -73,13 +73,16 @@ fn tidy(paths: &Paths) {
 }
 
 fn print(text: &str) -> Result<()> {
-    output::print(text).map_err(|error| Error::refused(format!("cannot write to standard output: {error}")))
+    output::print(text)
+        .map_err(|error| Error::refused(format!("cannot write to standard output: {error}")))
 }
 
 fn has_consent() -> Result<bool> {
     let mut input = std::io::stdin();
     if !input.is_terminal() {
-        return Err(Error::refused("there is no terminal to answer on: give --yes, or --dry-run to look only"));
+        return Err(Error::refused(
+            "there is no terminal to answer on: give --yes, or --dry-run to look only",
+        ));
     }
     print("Remove all of this? [y/N] ")?;
     let _ = std::io::stdout().flush();
@@ -129,7 +132,9 @@ fn each<T>(all: &[T], mut act: impl FnMut(&T) -> Result<()>) -> Result<()> {
 }
 
 async fn remove_pods(endpoint: &str, pods: &[facts::Pod]) -> Result<()> {
-    let failed = |error: longshore_cri::Error| Error::cluster(format!("the container runtime at {endpoint}"), error);
+    let failed = |error: longshore_cri::Error| {
+        Error::cluster(format!("the container runtime at {endpoint}"), error)
+    };
     let mut options = Options::new(endpoint);
     options.request_timeout = RUNTIME;
     let runtime = Runtime::new(options).map_err(failed)?;
@@ -192,7 +197,9 @@ fn remove_cgroups(groups: &[std::path::PathBuf]) -> Result<()> {
 fn try_remove_cgroup(group: &Path) -> std::io::Result<()> {
     for dir in facts::tree(group).iter().rev() {
         let processes = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-        for pid in processes.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 1) {
+        for pid in
+            processes.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 1)
+        {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         match std::fs::remove_dir(dir) {

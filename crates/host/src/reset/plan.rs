@@ -128,13 +128,14 @@ pub(crate) fn plan(facts: &Facts) -> Plan {
     if !facts.services.is_empty() {
         steps.push(Step::Services(facts.services.clone()));
     }
-    match &facts.pods {
-        Ok(pods) if pods.is_empty() => {}
-        Ok(pods) => steps.push(Step::Pods(pods.clone())),
-        Err(why) => notes.push(format!(
+    if !facts.pods.is_empty() {
+        steps.push(Step::Pods(facts.pods.clone()));
+    }
+    if let Some(why) = &facts.pods_unknown {
+        notes.push(format!(
             "pods are not known and go on running: the container runtime at {}: {why}",
             facts.runtime
-        )),
+        ));
     }
     if !facts.mounts.is_empty() {
         steps.push(Step::Mounts(facts.mounts.iter().rev().cloned().collect()));
@@ -202,9 +203,10 @@ impl Step {
             Self::Link(link) => listing("network links", &[(*link).to_owned()]),
             Self::Cgroups(all) => listing("cgroups", &paths(all)),
             Self::Files(all) => listing("files and directories", &paths(all)),
-            Self::State(path) => {
-                listing("the cluster's state and volumes", std::slice::from_ref(&path.display().to_string()))
-            }
+            Self::State(path) => listing(
+                "the cluster's state and volumes",
+                std::slice::from_ref(&path.display().to_string()),
+            ),
         }
     }
 }
@@ -279,7 +281,7 @@ mod tests {
         let pod = Pod { id: "1".into(), name: "default/a\x1b".into() };
         let facts = Facts {
             services: vec!["longshore.service".into()],
-            pods: Ok(vec![pod]),
+            pods: vec![pod],
             mounts: vec!["/k/a".into(), "/k/a/b".into()],
             cgroups: vec!["/sys/fs/cgroup/kubepods".into()],
             rules: vec![("iptables-restore", SAVED.into()), ("ip6tables-restore", String::new())],
@@ -296,14 +298,21 @@ mod tests {
         assert!(matches!(plan.steps.last(), Some(Step::State(_))));
         assert_eq!(plan.steps[2], Step::Mounts(vec!["/k/a/b".into(), "/k/a".into()]));
         let text = plan.text();
-        for part in ["default/a \n", "nat/KUBE-SERVICES", "10.244.1.0/24", "and 12 more", "/var/lib/longshore"] {
+        for part in [
+            "default/a \n",
+            "nat/KUBE-SERVICES",
+            "10.244.1.0/24",
+            "and 12 more",
+            "/var/lib/longshore",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }
 
     #[test]
     fn reset_says_when_pods_are_not_known() {
-        let facts = Facts { runtime: "unix:///x".into(), pods: Err("gone".into()), ..Facts::default() };
+        let facts =
+            Facts { runtime: "unix:///x".into(), pods_unknown: Some("gone".into()), ..Facts::default() };
         let plan = plan(&facts);
         assert!(plan.steps.is_empty());
         assert!(plan.text().contains("unix:///x: gone"));
