@@ -46,7 +46,7 @@ impl Lock {
             }
             Err((mut file, nix::Error::EWOULDBLOCK)) => {
                 let mut text = String::new();
-                file.by_ref().take(32).read_to_string(&mut text).at("read", &path)?;
+                (&mut file).take(32).read_to_string(&mut text).at("read", &path)?;
                 Ok(Err(text.trim().parse().ok().filter(|pid| *pid > 1)))
             }
             Err((_, error)) => Err(error.into()).at("lock", &path),

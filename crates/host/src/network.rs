@@ -92,7 +92,7 @@ fn listed(text: &str) -> BTreeMap<Ipv4Net, Option<Ipv4Addr>> {
     let route = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let range = words.first()?;
-        let range = range.parse().or_else(|_| range.parse().map(Ipv4Net::from)).ok()?;
+        let range = range.parse().or_else(|_| range.parse::<Ipv4Addr>().map(Ipv4Net::from)).ok()?;
         let via = words.iter().position(|word| *word == "via").and_then(|at| words.get(at + 1));
         Some((range, via.and_then(|word| word.parse().ok())))
     };

@@ -31,8 +31,6 @@ pub(crate) struct Pod {
 /// Everything that was found.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Facts {
-    /// What this machine was set up as.
-    pub(crate) settings: Option<Settings>,
     /// Services that run.
     pub(crate) services: Vec<String>,
     /// The runtime's socket.
@@ -106,7 +104,6 @@ impl Facts {
             has_bridge: owned && Path::new("/sys/class/net").join(network::BRIDGE).exists(),
             files: files(paths, &cni, settings.as_ref()),
             state: Some(paths.state()).filter(|state| state.exists()),
-            settings,
         })
     }
 }

@@ -311,8 +311,11 @@ mod tests {
 
     #[test]
     fn reset_says_when_pods_are_not_known() {
-        let facts =
-            Facts { runtime: "unix:///x".into(), pods_unknown: Some("gone".into()), ..Facts::default() };
+        let facts = Facts {
+            runtime: "unix:///x".into(),
+            pods_unknown: Some("gone".into()),
+            ..Facts::default()
+        };
         let plan = plan(&facts);
         assert!(plan.steps.is_empty());
         assert!(plan.text().contains("unix:///x: gone"));
