@@ -60,9 +60,33 @@ impl Error {
         Self::Cluster { what: what.into(), reason: reason.to_string() }
     }
 
+    /// Of a request to the apiserver: its own words, or what kept the request from it.
+    pub(crate) fn api(what: impl Into<String>, error: &kube::Error) -> Self {
+        Self::cluster(what, reason(error))
+    }
+
     pub(crate) fn program(program: &str, reason: impl ToString) -> Self {
         Self::Program { program: program.to_owned(), reason: reason.to_string() }
     }
+}
+
+/// PURE: why a request failed, in one line.
+pub(crate) fn reason(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error
+        && !status.message.is_empty()
+    {
+        return crate::tokens::printable(&status.message);
+    }
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    crate::tokens::printable(&text)
 }
 
 /// Gives an I/O error its path.

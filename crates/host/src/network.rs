@@ -25,6 +25,7 @@ use tracing::{info, warn};
 use crate::args::NetworkArgs;
 use crate::error::At;
 use crate::setup::run as execute;
+use crate::tokens::printable;
 use crate::{Error, Result, start};
 
 /// The file of the network configuration.
@@ -196,7 +197,7 @@ async fn session(args: &NetworkArgs) -> Result<()> {
     loop {
         let event = tokio::select! {
             event = events.try_next() => {
-                event.map_err(|error| Error::cluster("cannot watch nodes", error))?
+                event.map_err(|error| Error::cluster("cannot watch nodes", printable(&error.to_string())))?
             }
             _ = resync.tick() => {
                 if is_listed {

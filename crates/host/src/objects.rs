@@ -9,6 +9,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
+use crate::error::reason;
 use crate::settings::{Server, Settings};
 use crate::setup::kubelet_configuration;
 use crate::tokens::GROUP;
@@ -51,7 +52,7 @@ pub async fn apply(
         };
         let parameters = PatchParams::apply(MANAGER).force();
         let applied = api.patch(&parsed.name_any(), &parameters, &Patch::Apply(&parsed)).await;
-        applied.map_err(|error| failed(error.to_string()))?;
+        applied.map_err(|error| failed(reason(&error)))?;
     }
     Ok(())
 }
@@ -139,8 +140,15 @@ pub(crate) fn all(settings: &Settings, server: &Server, paths: &Paths, ca: &str)
             "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
             &group(nodes),
         ),
-        // kube-proxy and the routes are the node's own, and so is their credential.
-        binding("longshore:node-proxier", "system:node-proxier", &group(nodes)),
+        // Routes lead to the pods of all nodes. What kube-proxy in the node's process reads, the apiserver
+        // grants by itself.
+        json!({
+            "apiVersion": format!("{RBAC}/v1"),
+            "kind": "ClusterRole",
+            "metadata": {"name": "longshore:network"},
+            "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}],
+        }),
+        binding("longshore:network", "longshore:network", &group(nodes)),
         // The scheduler is in the process of the controllers.
         binding("longshore:scheduler", "system:kube-scheduler", &user(CONTROLLERS)),
         binding("longshore:volume-scheduler", "system:volume-scheduler", &user(CONTROLLERS)),

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{JoinArgs, UpArgs};
 use crate::discovery::{self, Cluster};
-use crate::error::At;
+use crate::error::{At, reason};
 use crate::files::Created;
 use crate::lock::Lock;
 use crate::services::{APISERVER, Service, services};
@@ -336,11 +336,13 @@ async fn make_cluster(
     }
     start.write_units(created)?;
     start.start(|name| name == APISERVER)?;
-    let admin = start.paths.admin();
+    let (admin, address) = (start.paths.admin(), (start.settings.address, server.port));
     let client = start
         .until("the apiserver is not ready", APISERVER_READY, stop, async || {
+            let listening = tokio::net::TcpStream::connect(address).await;
+            listening.map_err(|error| format!("it does not listen: {error}"))?;
             let client = client(&admin).await.map_err(|error| error.to_string())?;
-            client.apiserver_version().await.map_err(|error| error.to_string())?;
+            client.apiserver_version().await.map_err(|error| reason(&error))?;
             Ok(client)
         })
         .await?;
@@ -437,7 +439,7 @@ async fn learn(cluster: &Cluster, token: &Token, args: &JoinArgs, paths: &Paths)
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
     let read = async |name: &str, key: &str| {
         let what = format!("the config map {name} in kube-system");
-        let map = maps.get_opt(name).await.map_err(|error| Error::cluster(&what, error))?;
+        let map = maps.get_opt(name).await.map_err(|error| Error::api(&what, &error))?;
         let text = map.and_then(|map| map.data?.remove(key));
         text.map(|text| yaml(&text).map_err(|error| Error::cluster(&what, error))).transpose()
     };
@@ -459,7 +461,7 @@ async fn learn(cluster: &Cluster, token: &Token, args: &JoinArgs, paths: &Paths)
     let nodes: Api<Node> = Api::all(client);
     let twin = nodes.get_opt(&settings.node_name).await;
     let twin =
-        twin.map_err(|error| Error::cluster("cannot look for a node of the same name", error))?;
+        twin.map_err(|error| Error::api("cannot look for a node of the same name", &error))?;
     if twin.as_ref().is_some_and(is_ready) {
         return Err(Error::refused(format!(
             "the cluster has a node {} already, which is Ready: delete it, or give another name with --node-name",
@@ -483,7 +485,7 @@ async fn make_agent(
     let joined = start.until("the node has not joined", JOINED, stop, async || {
         let client = client(&kubeconfig).await.map_err(|error| error.to_string())?;
         let nodes: Api<Node> = Api::all(client);
-        nodes.get(&name).await.map(drop).map_err(|error| error.to_string())
+        nodes.get(&name).await.map(drop).map_err(|error| reason(&error))
     });
     joined.await
 }
@@ -495,7 +497,7 @@ fn is_ready(node: &Node) -> bool {
 
 async fn node_ready(client: &Client, name: &str) -> std::result::Result<(), String> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let node = nodes.get(name).await.map_err(|error| error.to_string())?;
+    let node = nodes.get(name).await.map_err(|error| reason(&error))?;
     if is_ready(&node) {
         return Ok(());
     }
@@ -536,7 +538,7 @@ pub async fn administrator(kubeconfig: &Path) -> Result<Client> {
 pub async fn join_command(client: &Client, token: &Token) -> Result<String> {
     let what = "the config map cluster-info in kube-public";
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-public");
-    let map = maps.get("cluster-info").await.map_err(|error| Error::cluster(what, error))?;
+    let map = maps.get("cluster-info").await.map_err(|error| Error::api(what, &error))?;
     let text = map.data.and_then(|mut data| data.remove("kubeconfig")).unwrap_or_default();
     let invalid = |reason: &str| Error::cluster(what, reason);
     let config = Kubeconfig::from_yaml(&text).map_err(|_| invalid("it has no kubeconfig"))?;

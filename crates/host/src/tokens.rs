@@ -261,7 +261,7 @@ pub async fn create(
         Err(kube::Error::Api(status)) if status.code == 409 => {
             Err(Error::refused(format!("there is a token {} already", token.id())))
         }
-        Err(error) => Err(Error::cluster("cannot create the token", error)),
+        Err(error) => Err(Error::api("cannot create the token", &error)),
     }
 }
 
@@ -270,7 +270,7 @@ pub async fn list(client: &Client) -> Result<Vec<Listed>> {
     let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let parameters = ListParams::default().fields(&format!("type={TYPE}"));
     let found = api.list(&parameters).await;
-    let found = found.map_err(|error| Error::cluster("cannot list the tokens", error))?;
+    let found = found.map_err(|error| Error::api("cannot list the tokens", &error))?;
     let now = Timestamp::now();
     Ok(found.items.iter().filter_map(|secret| listed(secret, now)).collect())
 }
@@ -284,12 +284,12 @@ pub async fn delete(client: &Client, name: &str) -> Result<()> {
     let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let secret = format!("{PREFIX}{id}");
     let found = api.get_opt(&secret).await;
-    let found = found.map_err(|error| Error::cluster("cannot read the token", error))?;
+    let found = found.map_err(|error| Error::api("cannot read the token", &error))?;
     match found.filter(|secret| secret.type_.as_deref() == Some(TYPE)) {
         None => Err(Error::refused(format!("there is no token {id}"))),
         Some(found) => match api.delete(&found.name_any(), &DeleteParams::default()).await {
             Ok(_) => Ok(()),
-            Err(error) => Err(Error::cluster("cannot delete the token", error)),
+            Err(error) => Err(Error::api("cannot delete the token", &error)),
         },
     }
 }

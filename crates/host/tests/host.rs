@@ -15,7 +15,7 @@ use longshore_testkit::{BUSYBOX, Daemon, Host, program, wait_until};
 use serde_json::{Value, json};
 
 /// Enough for a start on a machine that is busy with builds.
-const TIMEOUT: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A machine: a test host with a root of its own.
 struct Machine {
