@@ -10,7 +10,7 @@ use longshore_duration::GoDuration;
 
 /// Makes a machine a cluster or a node of one, looks after its tokens, and takes all of it away again.
 #[derive(Debug, Parser)]
-#[command(name = "longshore", version, disable_help_subcommand = true)]
+#[command(name = "longshore", bin_name = "longshore", version, disable_help_subcommand = true)]
 pub struct Cli {
     /// The directory under which all files of the cluster are
     #[arg(long, value_name = "DIR", default_value = "/", global = true)]
