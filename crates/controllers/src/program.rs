@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures::future::{join, join_all};
 use kube::Client;
-use longshore_base::systemd;
 use longshore_base::panics;
+use longshore_base::systemd;
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 use longshore_client::reviews::DecisionTtls;
 use longshore_client::{AccountClients, ClientError, Credentials, Limits, connect, named};
