@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help run test test-unit fuzz linearizability vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
+.PHONY: help install uninstall run test test-unit fuzz linearizability vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -19,6 +19,19 @@ run: ## start a cluster of one node with a demo application; ONCE=1 checks it an
 	@scripts/install-deps.sh run
 	cargo build --profile $(PROFILE) --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-dns -p longshore-demo
 	@exec "$$CARGO_TARGET_DIR/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/longshore-demo" $(if $(filter-out 0,$(ONCE)),--once)
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+# The profile of what is installed.
+INSTALL_PROFILE ?= release
+PROGRAMS := longshore longshore-host longshore-apiserver longshore-controllers longshore-dns
+built = $$CARGO_TARGET_DIR/$(if $(filter dev,$(INSTALL_PROFILE)),debug,$(INSTALL_PROFILE))
+install: ## build and install programs, units of systemd, man pages and completions; DESTDIR, PREFIX=/usr/local
+	cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+	@scripts/install.sh install "$(built)" "$(DESTDIR)" "$(PREFIX)"
+
+uninstall: ## remove what make install has installed; clusters and their data stay (longshore reset removes them)
+	@scripts/install.sh uninstall "$(built)" "$(DESTDIR)" "$(PREFIX)"
 
 # With other programs than those of the PATH: CONTAINERD=FILE, with ctr and the shim beside it; KUBECTL=FILE.
 test: ## run all tests; CONTAINERD and KUBECTL choose the programs

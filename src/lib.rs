@@ -20,7 +20,6 @@ pub mod registration;
 pub mod run_once;
 pub mod shutdown;
 pub mod status;
-pub mod systemd;
 pub mod terminator;
 #[cfg(test)]
 mod testing;

@@ -1,5 +1,7 @@
 //! Longshore, a Kubernetes node.
 
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -32,8 +34,18 @@ fn main() -> ExitCode {
             let logging = config.logging.clone();
             report(run(&logging, async move |stop| Ok(proxy::run(*config, task, stop).await?)))
         }
+        Ok(Command::Host(arguments)) => report(Err(become_host_program(&arguments))),
         Err(error) => report(Err(error.into())),
     }
+}
+
+/// Runs the program of the host's commands in place of this one. Returns only when that fails.
+fn become_host_program(arguments: &[String]) -> anyhow::Error {
+    let own = std::env::current_exe().unwrap_or_default();
+    let beside = own.with_file_name(config::HOST_PROGRAM);
+    let program = if beside.is_file() { beside } else { PathBuf::from(config::HOST_PROGRAM) };
+    let error = std::process::Command::new(&program).args(arguments).exec();
+    anyhow::Error::new(error).context(format!("cannot run {}", program.display()))
 }
 
 async fn node_with(config: Config, stop: CancellationToken) -> anyhow::Result<()> {

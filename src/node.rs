@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::SignedDuration;
+use longshore_base::systemd::{self, Watchdog};
 use longshore_base::version::KUBERNETES_VERSION;
 use longshore_client::certificates;
 use longshore_client::events::{EventType, PodEventRecorder, node_reference};
@@ -74,7 +75,6 @@ use crate::registration::{self, Registration, Startup};
 use crate::run_once::{self, ManifestErrors};
 use crate::shutdown;
 use crate::status::StatusWriter;
-use crate::systemd::{self, Watchdog};
 use crate::terminator::PodTerminator;
 use crate::view::View;
 use crate::worker::{self, Pool, StartupLimiter, WorkerContext};

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::task_set::TaskError;
-use crate::{allocation, lock, run_once, systemd};
+use crate::{allocation, lock, run_once};
+use longshore_base::systemd;
 use longshore_client::ClientError;
 use longshore_client::certificates::{BootstrapError, StoreError};
 use longshore_resources as resources;

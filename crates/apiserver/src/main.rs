@@ -6,7 +6,7 @@ use anyhow::Context;
 use longshore_apiserver::args::{Cli, Command, KubeconfigArgs, ServeArgs};
 use longshore_apiserver::pki::Pki;
 use longshore_apiserver::{Server, kubeconfig, store_tools};
-use longshore_base::{logging, memory, output, panics};
+use longshore_base::{logging, memory, output, panics, systemd};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +57,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         kubeconfig = %server.admin_kubeconfig().display(),
         "serving"
     );
+    systemd::notify_ready();
     let stop = CancellationToken::new();
     let stopper = stop.clone();
     tokio::spawn(async move {

@@ -3,7 +3,7 @@
 //! trees of directories of any depth ([`trees`]), output that cannot fail ([`output`]), the log
 //! ([`logging`]), memory that goes back to the kernel ([`memory`]), panics that end one piece of work
 //! ([`panics`]), work that blocks ([`blocking`]), what a caller may hold of a server ([`connections`], [`budget`], [`fair_queue`]), decisions that are
-//! cached ([`ttl_cache`]), and the
+//! cached ([`ttl_cache`]), notifications to systemd ([`systemd`]), and the
 //! release of Kubernetes ([`version`]).
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
@@ -22,6 +22,7 @@ pub mod output;
 pub mod panics;
 pub mod rate;
 pub mod retry;
+pub mod systemd;
 pub mod time;
 pub mod trees;
 pub mod ttl_cache;

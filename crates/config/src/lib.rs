@@ -68,6 +68,8 @@ pub enum Command {
     Kubelet(Box<Config>),
     /// Run kube-proxy alone.
     Proxy(Box<ProxyConfig>, ProxyTask),
+    /// Become the program [`HOST_PROGRAM`], with these arguments.
+    Host(Vec<String>),
 }
 
 /// The complete and validated configuration.
@@ -134,6 +136,11 @@ pub struct Config {
     pub proxy: Option<Box<ProxyConfig>>,
 }
 
+/// The program of the commands that are about a machine and its cluster, beside this one.
+pub const HOST_PROGRAM: &str = "longshore-host";
+/// Those commands.
+const HOST_COMMANDS: [&str; 6] = ["up", "join", "token", "down", "reset", "check"];
+
 const USAGE: &str = "\
 Longshore, a Kubernetes node.
 
@@ -142,6 +149,12 @@ Usage:
   longshore proxy [flags]     run kube-proxy (also when the program's name is kube-proxy)
   longshore node [flags]      run both in one process; takes the kubelet's flags, and
                               --proxy-config=FILE, a KubeProxyConfiguration
+  longshore up [flags]        make this machine a cluster, or start the one that it is
+  longshore join [flags]      make this machine a node of a cluster
+  longshore token COMMAND     create, list and delete the tokens by which machines join
+  longshore down              stop what up or join has started
+  longshore reset             remove everything of the cluster from this machine
+  longshore check             check whether this machine can be a node
   longshore --version
 ";
 
@@ -160,6 +173,10 @@ pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Command, Conf
         Some(("kubelet", rest)) => kubelet_command(rest, Roles::Kubelet),
         Some(("node", rest)) => kubelet_command(rest, Roles::Both),
         Some(("proxy", rest)) => proxy::command(rest),
+        Some((command, _)) if HOST_COMMANDS.contains(&command) => Ok(Command::Host(rest)),
+        // Flags of those commands may come before them.
+        Some(("--root", _)) => Ok(Command::Host(rest)),
+        Some((flag, _)) if flag.starts_with("--root=") => Ok(Command::Host(rest)),
         Some(("--version" | "version", _)) => Ok(Command::Print(version_text("true"))),
         Some(("--help" | "-h" | "help", _)) => Ok(Command::Print(USAGE.to_owned())),
         Some((other, _)) => {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::future::{join, join_all};
 use kube::Client;
 use longshore_base::panics;
+use longshore_base::systemd;
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 use longshore_client::reviews::DecisionTtls;
 use longshore_client::{AccountClients, ClientError, Credentials, Limits, connect, named};
@@ -176,6 +177,8 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         };
         join(run_all(context.clone(), controllers), scheduling).await;
     };
+    // A copy that waits for the lease is as ready as it gets.
+    systemd::notify_ready();
     match flags.leader(&scheduler::identity()?) {
         None => work().await,
         Some(leader) => {
@@ -296,6 +299,7 @@ pub async fn run_kube_scheduler(
         tokio::spawn(serving.run());
     }
     let pages = scheduler::Pages { metrics: registry, resources };
+    systemd::notify_ready();
     Ok(scheduler::run(configuration, &options, client, &pages, running, stop).await?)
 }
 

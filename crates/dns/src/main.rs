@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use longshore_base::{logging, memory, output, panics};
+use longshore_base::{logging, memory, output, panics, systemd};
 use longshore_client::{ConfigSource, Limits};
 use longshore_dns::args::Args;
 use longshore_dns::{Config, Server};
@@ -55,6 +55,7 @@ async fn serve(args: &Args) -> anyhow::Result<()> {
         stopper.cancel();
     });
     tokio::spawn(memory::trim_periodically());
+    systemd::notify_ready();
     server.run(client, stop).await;
     Ok(())
 }

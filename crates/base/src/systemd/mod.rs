@@ -1,4 +1,4 @@
-//! Notifications to systemd: `READY=1` after the start (`Type=notify`), and `WATCHDOG=1` while the node
+//! Notifications to systemd: `READY=1` after the start (`Type=notify`), and `WATCHDOG=1` while the program
 //! is healthy (`WatchdogSec=`).
 
 #[cfg(test)]
@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-use longshore_base::time;
+use crate::time;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{error, info, warn};
 
@@ -35,7 +35,7 @@ pub enum Error {
     TooShort(Duration),
 }
 
-/// Notifies systemd, if configured, that the node is ready.
+/// Notifies systemd, if configured, that the program is ready.
 pub fn notify_ready() {
     let Some(socket) = env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&socket, "READY=1") {

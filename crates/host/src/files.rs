@@ -1,0 +1,125 @@
+//! Files that commands write, and their removal when the command fails.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use longshore_base::{files, trees};
+
+use crate::error::At;
+use crate::{Error, Result};
+
+/// What a command has made so far. Unless it is [kept](Self::keep), dropping it removes that, the last
+/// first: a command that fails leaves nothing half-made.
+#[derive(Debug, Default)]
+pub(crate) struct Created {
+    paths: Vec<PathBuf>,
+}
+
+impl Created {
+    /// Makes a directory and those above it.
+    pub(crate) fn directory(&mut self, path: &Path, mode: u32) -> Result<()> {
+        let missing: Vec<&Path> = path
+            .ancestors()
+            .take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists())
+            .collect();
+        for dir in missing.into_iter().rev() {
+            match DirBuilder::new().mode(mode).create(dir) {
+                Ok(()) => self.paths.push(dir.to_owned()),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).at("create", dir),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a file whole, with its directory.
+    pub(crate) fn file(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<()> {
+        if let Some(dir) = path.parent() {
+            self.directory(dir, 0o755)?;
+        }
+        self.expect(path);
+        files::replace(path, content).at("write", path)?;
+        fs::set_permissions(path, Permissions::from_mode(mode)).at("write", path)
+    }
+
+    /// A path that another program is about to make; nothing happens when it is there.
+    pub(crate) fn expect(&mut self, path: &Path) {
+        if !path.exists() {
+            self.paths.push(path.to_owned());
+        }
+    }
+
+    /// All of it stays.
+    pub(crate) fn keep(mut self) {
+        self.paths.clear();
+    }
+}
+
+impl Drop for Created {
+    fn drop(&mut self) {
+        for path in self.paths.iter().rev() {
+            // A file's draft is there when the disk was full.
+            let _ = fs::remove_file(path.with_extension("tmp"));
+            let _ = remove(path);
+        }
+    }
+}
+
+/// Removes a file or a tree; one that is not there is no error.
+pub(crate) fn remove(path: &Path) -> std::io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => trees::remove(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The text of a file, if there is one.
+pub(crate) fn read_optional(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::File { action: "read", path: path.to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_a_failed_command_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        fs::create_dir(root.join("old")).unwrap();
+        fs::write(root.join("old/kept"), "x").unwrap();
+        let make = |created: &mut Created| {
+            created.file(&root.join("a/b/c"), b"1", 0o600).unwrap();
+            created.file(&root.join("old/kept"), b"2", 0o600).unwrap();
+            created.expect(&root.join("old/tree"));
+            fs::create_dir_all(root.join("old/tree/deep")).unwrap();
+            fs::write(root.join("old/tree/deep/file"), "x").unwrap();
+        };
+        let mut created = Created::default();
+        make(&mut created);
+        drop(created);
+        assert!(!root.join("a").exists() && !root.join("old/tree").exists());
+        assert_eq!(fs::read_to_string(root.join("old/kept")).unwrap(), "2");
+        let mut created = Created::default();
+        make(&mut created);
+        created.keep();
+        let mode = fs::metadata(root.join("a/b/c")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(root.join("old/tree/deep/file").exists());
+    }
+
+    #[test]
+    fn files_removal_of_what_is_not_there_is_no_error() {
+        let dir = tempfile::tempdir().unwrap();
+        remove(&dir.path().join("nothing")).unwrap();
+        assert_eq!(read_optional(&dir.path().join("nothing")).unwrap(), None);
+    }
+}

@@ -1,0 +1,37 @@
+//! A machine as part of a cluster: `longshore up`, `join`, `token`, `down`, `reset` and `check`.
+//!
+//! The commands are a program of their own, `longshore-host`, which `longshore` starts in its place: so
+//! the node has none of their code. They start the other programs and write their files; nothing of a
+//! cluster runs in them but the routes between nodes ([`network`]).
+//!
+//! Flow of `up`: [`args`] → [`settings`] (what is kept of them) → [`setup`] writes files → [`services`]
+//! (command lines) → [`supervisor`] or [`units`] starts them → [`objects`] of the cluster. `join` is the
+//! same with [`discovery`] before it. [`reset`] and [`check`] gather facts, decide in pure functions, and
+//! act or print.
+//!
+//! Current limitations: `tests/host.rs` has not passed yet, and of a whole cluster no more is tried than the start of
+//! its apiserver; nothing of it has run under systemd. One control plane a cluster; IPv4 alone; certificates of the control plane are
+//! renewed when it starts.
+
+pub mod args;
+pub mod check;
+pub mod discovery;
+pub mod down;
+mod error;
+mod files;
+mod lock;
+pub mod network;
+pub mod objects;
+mod paths;
+mod preflight;
+pub mod reset;
+pub mod services;
+pub mod settings;
+pub mod setup;
+pub mod start;
+pub mod supervisor;
+pub mod tokens;
+pub mod units;
+
+pub use error::{Error, Result};
+pub use paths::Paths;

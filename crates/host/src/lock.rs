@@ -1,0 +1,124 @@
+//! One command at a time on one root. `up --foreground` holds the lock for as long as it runs, so `down`
+//! and `reset` find it by that.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::error::At;
+use crate::{Error, Paths, Result};
+
+/// The lock of a root, until it is dropped. The file stays: removing it would give two holders.
+#[derive(Debug)]
+pub(crate) struct Lock(#[allow(dead_code, reason = "held")] Flock<File>);
+
+impl Lock {
+    /// Takes the lock.
+    pub(crate) fn take(paths: &Paths) -> Result<Self> {
+        match Self::try_take(paths)? {
+            Ok(lock) => Ok(lock),
+            Err(holder) => {
+                let holder = holder.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+                Err(Error::refused(format!(
+                    "a cluster or another command of longshore runs on {}{holder}: longshore down stops it",
+                    paths.root().display()
+                )))
+            }
+        }
+    }
+
+    /// Takes the lock, or gives the process that holds it.
+    fn try_take(paths: &Paths) -> Result<std::result::Result<Self, Option<i32>>> {
+        let path = paths.lock();
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).at("create", dir)?;
+        }
+        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        match Flock::lock(file.at("open", &path)?, FlockArg::LockExclusiveNonblock) {
+            Ok(mut held) => {
+                let pid = std::process::id().to_string();
+                held.set_len(0).and_then(|()| held.write_all(pid.as_bytes())).at("write", &path)?;
+                Ok(Ok(Self(held)))
+            }
+            Err((mut file, nix::Error::EWOULDBLOCK)) => {
+                let mut text = String::new();
+                (&mut file).take(32).read_to_string(&mut text).at("read", &path)?;
+                Ok(Err(text.trim().parse().ok().filter(|pid| *pid > 1)))
+            }
+            Err((_, error)) => Err(error.into()).at("lock", &path),
+        }
+    }
+
+    /// Ends whatever holds the lock with SIGTERM, and takes it when that has ended. Returns whether there
+    /// was such a process.
+    pub(crate) fn take_over(paths: &Paths, patience: Duration) -> Result<(Self, bool)> {
+        let start = Instant::now();
+        let mut ended = None;
+        loop {
+            match Self::try_take(paths)? {
+                Ok(lock) => return Ok((lock, ended.is_some())),
+                Err(Some(pid)) if ended != Some(pid) => {
+                    // The holder may have ended since.
+                    let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+                    ended = Some(pid);
+                }
+                Err(_) => {}
+            }
+            if start.elapsed() > patience {
+                let pid = ended.map(|pid| format!("process {pid}")).unwrap_or_else(|| "it".into());
+                return Err(Error::refused(format!(
+                    "the cluster on {} did not stop in {patience:?}: {pid} still runs",
+                    paths.root().display()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Removes the file with its directory, once nothing of the cluster is left.
+    pub(crate) fn remove(self, paths: &Paths) -> Result<()> {
+        let path = paths.lock();
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).at("remove", &path);
+            }
+            _ => {}
+        }
+        if let Some(dir) = path.parent() {
+            // Succeeds if nothing else is in it.
+            let _ = fs::remove_dir(dir);
+        }
+        Ok(())
+    }
+}
+
+/// Whether another process holds the lock.
+pub(crate) fn is_held(paths: &Paths) -> bool {
+    let Ok(file) = File::open(paths.lock()) else { return false };
+    matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, nix::Error::EWOULDBLOCK)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_is_held_once_and_names_its_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths::new(dir.path());
+        let lock = Lock::take(&paths).unwrap();
+        let error = Lock::take(&paths).unwrap_err().to_string();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        assert!(error.contains("longshore down"), "{error}");
+        assert!(is_held(&paths));
+        drop(lock);
+        assert!(!is_held(&paths));
+        let lock = Lock::take(&paths).unwrap();
+        lock.remove(&paths).unwrap();
+        assert!(!dir.path().join("run/longshore").exists());
+    }
+}

@@ -1,0 +1,148 @@
+//! What must hold before anything is written: programs, runtime, ports, space, no other cluster.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use longshore_cri::v1::CgroupDriver;
+use longshore_cri::{Options, Runtime};
+
+use crate::error::At;
+use crate::services::{Service, ports};
+use crate::settings::Settings;
+use crate::{Error, Paths, Result};
+
+/// What a cluster or node needs at least on the file system of its state.
+const SPACE: u64 = 256 << 20;
+const RUNTIME: Duration = Duration::from_secs(10);
+
+/// The folder of this program, in which the others are.
+pub(crate) fn programs() -> Result<PathBuf> {
+    let own = std::env::current_exe()
+        .map_err(|error| Error::refused(format!("cannot find this program: {error}")))?;
+    Ok(own.parent().unwrap_or(&own).to_owned())
+}
+
+/// All programs are there.
+pub(crate) fn check_programs(folder: &Path, services: &[Service]) -> Result<()> {
+    match services.iter().find(|service| !folder.join(service.program).is_file()) {
+        None => Ok(()),
+        Some(missing) => Err(Error::refused(format!(
+            "{} is not in {}: install it beside this program",
+            missing.program,
+            folder.display()
+        ))),
+    }
+}
+
+/// No other cluster has left its files here.
+pub(crate) fn check_foreign(paths: &Paths) -> Result<()> {
+    let known = [paths.ca(), paths.admin(), paths.kubelet(), paths.bootstrap()];
+    match known.iter().find(|path| path.exists()) {
+        None => Ok(()),
+        Some(found) => Err(Error::refused(format!(
+            "{} is of another cluster, of kubeadm or the like: leave that first (kubeadm reset)",
+            found.display()
+        ))),
+    }
+}
+
+/// Nobody listens where the services will.
+pub(crate) fn check_ports(settings: &Settings) -> Result<()> {
+    for (address, port, user) in ports(settings) {
+        let address = SocketAddr::from((address.unwrap_or(Ipv4Addr::UNSPECIFIED), port));
+        if let Err(error) = TcpListener::bind(address) {
+            return Err(Error::refused(match error.kind() {
+                std::io::ErrorKind::AddrInUse => format!(
+                    "port {port}, which the {user} needs, is in use: end the program that has it (ss -ltnp 'sport = {port}')"
+                ),
+                std::io::ErrorKind::AddrNotAvailable => {
+                    format!("this machine has no address {}: see --address", address.ip())
+                }
+                _ => format!("port {port}, which the {user} needs: {error}"),
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// There is room for what will be written.
+pub(crate) fn check_space(paths: &Paths) -> Result<()> {
+    let state = paths.state();
+    let dir = state.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let found = rustix::fs::statvfs(dir).map_err(std::io::Error::from).at("look at", dir)?;
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    if free >= SPACE {
+        return Ok(());
+    }
+    Err(Error::refused(format!(
+        "the file system of {} has {} MiB left, and {} MiB are needed",
+        state.display(),
+        free >> 20,
+        SPACE >> 20
+    )))
+}
+
+/// The cgroup driver of the runtime, which must answer.
+pub(crate) async fn cgroup_driver(endpoint: &str) -> Result<String> {
+    let failed = |error: longshore_cri::Error| {
+        Error::cluster(format!("the container runtime at {endpoint}"), error)
+    };
+    let mut options = Options::new(endpoint);
+    options.request_timeout = RUNTIME;
+    let runtime = Runtime::new(options).map_err(failed)?;
+    runtime.version().await.map_err(failed)?;
+    if let Ok(config) = runtime.runtime_config().await
+        && let Some(linux) = config.linux
+    {
+        let is_systemd = linux.cgroup_driver == i32::from(CgroupDriver::Systemd);
+        return Ok(if is_systemd { "systemd" } else { "cgroupfs" }.to_owned());
+    }
+    let status = runtime.status(true).await.map_err(failed)?;
+    Ok(driver_of(status.info.get("config").map(String::as_str)).to_owned())
+}
+
+/// PURE: the driver in the configuration that containerd shows of itself before 2.0.
+pub(crate) fn driver_of(config: Option<&str>) -> &'static str {
+    let config: serde_json::Value =
+        serde_json::from_str(config.unwrap_or_default()).unwrap_or_default();
+    let runtimes = &config["containerd"]["runtimes"];
+    let default = config["containerd"]["defaultRuntimeName"].as_str().unwrap_or("runc");
+    match runtimes[default]["options"]["SystemdCgroup"].as_bool() {
+        Some(true) => "systemd",
+        _ => "cgroupfs",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn preflight_driver_of_an_old_containerd() {
+        let config = |systemd: bool| {
+            format!(
+                r#"{{"containerd":{{"defaultRuntimeName":"runc","runtimes":{{"runc":{{"options":{{"SystemdCgroup":{systemd}}}}}}}}}}}"#
+            )
+        };
+        assert_eq!(driver_of(Some(&config(true))), "systemd");
+        assert_eq!(driver_of(Some(&config(false))), "cgroupfs");
+        for odd in
+            [None, Some(""), Some("{}"), Some("[]"), Some("null"), Some(r#"{"containerd":7}"#)]
+        {
+            assert_eq!(driver_of(odd), "cgroupfs", "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn preflight_finds_other_clusters() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths::new(dir.path());
+        check_foreign(&paths).unwrap();
+        check_space(&paths).unwrap();
+        std::fs::create_dir_all(paths.kubernetes()).unwrap();
+        std::fs::write(paths.kubelet(), "").unwrap();
+        let error = check_foreign(&paths).unwrap_err().to_string();
+        assert!(error.contains("kubelet.conf") && error.contains("kubeadm reset"), "{error}");
+    }
+}

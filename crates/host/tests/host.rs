@@ -1,0 +1,350 @@
+//! `longshore up`, `join`, `token`, `down` and `reset` as people type them, on two test hosts with a
+//! containerd each.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use kube::api::{Api, LogParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use longshore_testkit::{BUSYBOX, Daemon, Host, program, wait_until};
+use serde_json::{Value, json};
+
+/// Enough for a start on a machine that is busy with builds.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A machine: a test host with a root of its own.
+struct Machine {
+    host: Host,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let host = Host::start().expect("a host");
+        // The tests' own network: this is about ours.
+        let own = Self::cni_of(&host).join("10-longshore.conflist");
+        fs::remove_file(own).expect("the network configuration of the test host");
+        let zero = [
+            "memory.available",
+            "nodefs.available",
+            "nodefs.inodesFree",
+            "imagefs.available",
+            "imagefs.inodesFree",
+        ];
+        let evictions: Value =
+            zero.iter().map(|signal| ((*signal).to_owned(), json!("0%"))).collect();
+        let node = json!({
+            "cgroupRoot": host.cgroup_root(),
+            "failSwapOn": false,
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": evictions,
+            "resolvConf": host.resolv_conf(),
+        });
+        fs::write(host.dir().join("node.yaml"), node.to_string()).unwrap();
+        let proxy = json!({
+            "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+            "oomScoreAdj": 0,
+        });
+        fs::write(host.dir().join("proxy.yaml"), proxy.to_string()).unwrap();
+        Self { host }
+    }
+
+    fn cni_of(host: &Host) -> PathBuf {
+        host.dir().join("containerd/cni")
+    }
+
+    fn root(&self) -> PathBuf {
+        self.host.dir().join("root")
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = self.host.command(program("longshore").expect("longshore is built"));
+        command.args(words).arg("--root").arg(self.root());
+        command
+    }
+
+    /// A command that starts the node.
+    fn starting(&self, words: &[&str]) -> Command {
+        let mut command = self.command(words);
+        command.arg("--foreground");
+        command.arg(format!("--node-name={}", self.host.name()));
+        command.arg(format!("--address={}", self.host.node_ip()));
+        command
+            .arg(format!("--container-runtime-endpoint=unix://{}", self.host.socket().display()));
+        command.arg(format!("--cni-conf-dir={}", Self::cni_of(&self.host).display()));
+        command.arg(format!("--node-config={}", self.host.dir().join("node.yaml").display()));
+        command.arg(format!("--proxy-config={}", self.host.dir().join("proxy.yaml").display()));
+        // The kernel is that of the machine.
+        command.arg("--node-arg=--keep-kernel-tunables");
+        command
+    }
+
+    fn spawn(&self, name: &str, words: &[&str]) -> Daemon {
+        self.host.spawn(name, self.starting(words)).expect("longshore is started")
+    }
+
+    /// A command that succeeds: what it prints.
+    fn run(&self, words: &[&str]) -> String {
+        let output = self.command(words).output().expect("longshore");
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{words:?}: {out} {err}");
+        out.into_owned()
+    }
+
+    /// A command that fails, with one line that says why.
+    fn fails(&self, mut command: Command, part: &str) {
+        let output = command.output().expect("longshore");
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{command:?}: {err}");
+        assert!(err.contains(part), "{part}: {err}");
+        assert_eq!(err.trim_end().lines().count(), 1, "{err}");
+    }
+
+    /// Files under the root.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.root()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                match entry.file_type().unwrap().is_dir() {
+                    true => folders.push(entry.path()),
+                    false => found.push(entry.path()),
+                }
+            }
+        }
+        found
+    }
+
+    async fn until_log(&self, daemon: &mut Daemon, part: &str) -> String {
+        wait_until(TIMEOUT, part, async || {
+            let log = daemon.log();
+            if log.contains(part) { Ok(log) } else { Err(log) }
+        })
+        .await
+        .unwrap_or_else(|error| panic!("{error}\n{}", self.logs()))
+    }
+
+    fn logs(&self) -> String {
+        let folder = self.root().join("var/log/longshore");
+        let tails = longshore_testkit::log_tails(&folder, 15);
+        tails.into_iter().map(|(name, tail)| format!("--- {name}\n{tail}\n")).collect()
+    }
+
+    /// Nothing of the node and its network is on the host.
+    fn assert_reset(&self) {
+        assert_eq!(self.files(), [] as [PathBuf; 0]);
+        assert_eq!(self.host.ctr(["containers", "ls", "-q"]).unwrap().trim(), "");
+        let rules = self.host.run("iptables-save", [] as [&str; 0]).unwrap();
+        let left: Vec<_> =
+            rules.lines().filter(|l| l.contains("KUBE-") || l.contains("LONGSHORE-")).collect();
+        assert!(left.is_empty(), "{left:#?}");
+        let links = self.host.run("ip", ["-o", "link"]).unwrap();
+        assert!(!links.contains("longshore0"), "{links}");
+        assert_eq!(self.host.run("ip", ["route", "show", "proto", "76"]).unwrap().trim(), "");
+        let cni: Vec<_> = fs::read_dir(Self::cni_of(&self.host)).unwrap().collect();
+        assert!(cni.is_empty(), "{cni:?}");
+    }
+}
+
+async fn client(kubeconfig: PathBuf) -> Client {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    config.proxy_url = None;
+    Client::try_from(config).unwrap()
+}
+
+fn pod(name: &str, node: &str, script: &str) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "nodeName": node,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "c", "image": BUSYBOX, "imagePullPolicy": "Never",
+                "command": ["sh", "-c", script],
+            }],
+        },
+    }))
+    .unwrap()
+}
+
+async fn until_phase(pods: &Api<Pod>, name: &str, phase: &str) {
+    wait_until(TIMEOUT, &format!("{name} to be {phase}"), async || {
+        let pod = pods.get(name).await.map_err(|error| error.to_string())?;
+        let status = pod.status.unwrap_or_default();
+        if status.phase.as_deref() == Some(phase) { Ok(()) } else { Err(format!("{status:?}")) }
+    })
+    .await
+    .unwrap();
+}
+
+/// The words of the line that joins, without the program.
+fn join_words(log: &str) -> Vec<String> {
+    let line =
+        log.lines().find(|line| line.trim().starts_with("longshore join")).expect("the line");
+    line.split_whitespace().skip(1).map(str::to_owned).collect()
+}
+
+fn words(all: &[String]) -> Vec<&str> {
+    all.iter().map(String::as_str).collect()
+}
+
+#[tokio::test]
+async fn host_up_join_pods_down_and_reset() {
+    let (one, two) = (Machine::new(), Machine::new());
+    one.host.join(&two.host).expect("a link");
+    refuses_a_disk_that_is_full(&one);
+
+    let mut up = one.spawn("up", &["up"]);
+    let log = one.until_log(&mut up, "is Ready").await;
+    let join = join_words(&log);
+    let admin = client(one.root().join("etc/kubernetes/admin.conf")).await;
+
+    refuses_a_second_cluster(&one);
+    refuses_what_nothing_vouches_for(&two, &join);
+    tokens_are_created_listed_and_deleted(&one, &two);
+
+    let mut joined = two.spawn("join", &words(&join));
+    two.until_log(&mut joined, "is Ready").await;
+    assert!(!two.root().join("etc/kubernetes/bootstrap-kubelet.conf").exists());
+    pods_reach_each_other_by_name(&admin, &one, &two).await;
+
+    leaves_by_down_and_reset(&two, &mut joined);
+    is_reset_after_an_interruption(&one, &mut up);
+    drop((up, joined));
+    two.host.assert_clean();
+    one.host.assert_clean();
+}
+
+fn refuses_a_disk_that_is_full(machine: &Machine) {
+    let disk = machine.root();
+    fs::create_dir_all(&disk).unwrap();
+    let disk = disk.display().to_string();
+    machine.host.run("mount", ["-t", "tmpfs", "-o", "size=8m", "tmpfs", &disk]).unwrap();
+    machine.fails(machine.starting(&["up"]), "MiB left");
+    assert_eq!(machine.files(), [] as [PathBuf; 0]);
+    machine.host.run("umount", [&disk]).unwrap();
+}
+
+/// Neither on the same root nor on the same ports.
+fn refuses_a_second_cluster(machine: &Machine) {
+    machine.fails(machine.starting(&["up"]), "longshore down");
+    let other = machine.host.dir().join("other");
+    let mut command = machine.host.command(program("longshore").unwrap());
+    command.args(["up", "--foreground"]).arg("--root").arg(&other);
+    command.arg(format!("--address={}", machine.host.node_ip()));
+    command.arg(format!("--container-runtime-endpoint=unix://{}", machine.host.socket().display()));
+    machine.fails(command, "is in use");
+    assert!(!other.join("etc").exists() && !other.join("var/lib").exists());
+}
+
+fn refuses_what_nothing_vouches_for(machine: &Machine, join: &[String]) {
+    let replaced = |at: &str, with: &str| -> Vec<String> {
+        let at = join.iter().position(|word| word == at).unwrap() + 1;
+        let mut words = join.to_vec();
+        words[at] = with.to_owned();
+        words
+    };
+    let hash = format!("sha256:{}", "0".repeat(64));
+    for (line, part) in [
+        (replaced("--discovery-token-ca-cert-hash", &hash), "this is another cluster"),
+        (replaced("--token", "abcdef.0123456789abcdef"), "longshore token create"),
+        (replaced("--token", &format!("{}.0000000000000000", &token_of(join)[..6])), "not signed"),
+        (replaced("join", "198.18.255.254:1"), "198.18.255.254:1"),
+    ] {
+        machine.fails(machine.starting(&words(&line)), part);
+        assert_eq!(machine.files(), [] as [PathBuf; 0]);
+    }
+    machine.fails(machine.starting(&["join"]), "longshore token create");
+    machine.fails(machine.command(&["down"]), "has no cluster");
+    machine.fails(machine.command(&["token", "list"]), "--kubeconfig");
+}
+
+fn token_of(join: &[String]) -> String {
+    join[join.iter().position(|word| word == "--token").unwrap() + 1].clone()
+}
+
+fn tokens_are_created_listed_and_deleted(one: &Machine, two: &Machine) {
+    let line =
+        one.run(&["token", "create", "abcdef.0123456789abcdef", "--ttl=1s", "--description=short"]);
+    assert!(line.starts_with("longshore join "), "{line}");
+    one.fails(one.command(&["token", "create", "abcdef.0123456789abcdef"]), "already");
+    let list: Value = serde_json::from_str(&one.run(&["token", "list", "-o", "json"])).unwrap();
+    assert_eq!(list.as_array().unwrap().len(), 2, "{list}");
+    // It expires, and joins nobody then.
+    std::thread::sleep(Duration::from_secs(2));
+    let expired = join_words(&line);
+    two.fails(two.starting(&words(&expired)), "abcdef");
+    let kept = one.run(&["token", "create", "--quiet", "--ttl=0"]);
+    assert!(one.run(&["token", "list"]).contains(kept.trim()));
+    one.run(&["token", "delete", kept.trim()]);
+    one.fails(one.command(&["token", "delete", kept.trim()]), "there is no token");
+}
+
+async fn pods_reach_each_other_by_name(admin: &Client, one: &Machine, two: &Machine) {
+    let nodes: Api<Node> = Api::all(admin.clone());
+    for machine in [one, two] {
+        let node = nodes.get(&machine.host.name()).await.unwrap();
+        let range = node.spec.unwrap().pod_cidr.unwrap();
+        assert!(range.starts_with("10.244."), "{range}");
+    }
+    let pods: Api<Pod> = Api::namespaced(admin.clone(), "default");
+    let serve = "mkdir /www && echo served >/www/index.html && exec httpd -f -p 8080 -h /www";
+    let create = PostParams::default();
+    pods.create(&create, &pod("server", &two.host.name(), serve)).await.unwrap();
+    let service: Service = serde_json::from_value(json!({
+        "metadata": {"name": "web"},
+        "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
+    }))
+    .unwrap();
+    let services: Api<Service> = Api::namespaced(admin.clone(), "default");
+    services.create(&create, &service).await.unwrap();
+    until_phase(&pods, "server", "Running").await;
+    let get = "until wget -q -T 5 -O - http://web.default.svc.cluster.local/; do sleep 1; done";
+    pods.create(&create, &pod("visitor", &one.host.name(), get)).await.unwrap();
+    until_phase(&pods, "visitor", "Succeeded").await;
+    // Through the apiserver, which verifies the node's certificate.
+    let log = wait_until(TIMEOUT, "the log", async || {
+        pods.logs("visitor", &LogParams::default()).await.map_err(|error| error.to_string())
+    });
+    assert_eq!(log.await.unwrap().lines().last(), Some("served"));
+    pods.create(&create, &pod("keeper", &one.host.name(), "sleep 100000")).await.unwrap();
+    until_phase(&pods, "keeper", "Running").await;
+}
+
+fn leaves_by_down_and_reset(machine: &Machine, joined: &mut Daemon) {
+    machine.fails(machine.starting(&["join"]), "longshore down");
+    assert!(machine.run(&["down"]).contains("stopped"));
+    assert!(joined.wait(Duration::from_secs(10)).unwrap().success());
+    let running = machine.host.ctr(["tasks", "ls", "-q"]).unwrap();
+    assert_ne!(running.trim(), "", "pods go on running");
+    assert!(machine.run(&["down"]).contains("nothing ran"));
+
+    let shown = machine.run(&["reset", "--dry-run"]);
+    for part in ["default/server", "KUBE-SERVICES", "longshore0", "cgroups", "var/lib/kubelet"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    machine.fails(machine.command(&["reset"]), "--yes");
+    assert!(machine.root().join("var/lib/longshore/cluster.json").exists());
+    machine.run(&["reset", "--yes"]);
+    machine.assert_reset();
+    assert!(machine.run(&["reset", "--yes"]).contains("nothing to remove"));
+}
+
+/// Of a cluster that runs, killed in the middle, and again.
+fn is_reset_after_an_interruption(machine: &Machine, up: &mut Daemon) {
+    let mut first = machine.host.spawn("reset", machine.command(&["reset", "--yes"])).unwrap();
+    // Once it has stopped the services, it removes.
+    up.wait(Duration::from_secs(60)).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    first.kill().unwrap();
+    machine.run(&["reset", "--yes"]);
+    machine.assert_reset();
+}
