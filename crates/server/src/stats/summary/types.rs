@@ -94,8 +94,7 @@ pub(super) struct CpuStats {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage_nano_cores: Option<u64>,
     pub(super) usage_core_nano_seconds: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) psi: Option<PsiStats>,
+    pub(super) psi: PsiStats,
 }
 
 /// Memory in bytes.
@@ -110,16 +109,14 @@ pub(super) struct MemoryStats {
     pub(super) rss_bytes: u64,
     pub(super) page_faults: u64,
     pub(super) major_page_faults: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) psi: Option<PsiStats>,
+    pub(super) psi: PsiStats,
 }
 
 /// I/O pressure.
 #[derive(Debug, Serialize)]
 pub(super) struct IoStats {
     pub(super) time: Time,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) psi: Option<PsiStats>,
+    pub(super) psi: PsiStats,
 }
 
 /// Pressure stall information.
