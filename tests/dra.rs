@@ -115,7 +115,7 @@ async fn dra_claim_is_prepared_before_its_pod_starts_and_unprepared_after_it_has
     const REASON: &str = "FailedPrepareDynamicResources";
     cluster.until_event(REASON, "fetch ResourceClaim a").await;
     create_claim(&cluster, "a").await;
-    cluster.until_event(REASON, "not allocated").await;
+    cluster.until_event(REASON, "is not allowed to use ResourceClaim a").await;
     allocate(&cluster, "a", &pod).await;
     cluster.until_event(REASON, "DRA driver gpu.example.com is not registered").await;
     driver.on_prepare(Behaviour::FailsClaims("no power".to_owned()));
