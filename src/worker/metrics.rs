@@ -6,7 +6,7 @@ use longshore_pod::spec::{self, ContainerKind};
 
 use longshore_telemetry::Tracer;
 
-use super::stopwatch::Stopwatch;
+use super::stopwatch::{Lifecycle, Stopwatch};
 
 /// Metrics of pod workers. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -80,12 +80,7 @@ impl Metrics {
                 "kubelet_first_network_pod_start_sli_duration_seconds",
                 "The same, of the first pod with a network of its own.",
             ),
-            workers: registry.gauges(
-                "kubelet_working_pods",
-                "Pods with a worker, by phase of their life, whether they are desired, orphans \
-                 or known to the runtime alone, and whether they are static.",
-                ["lifecycle", "config", "static"],
-            ),
+            workers: workers(registry),
             containers_per_pod: registry.histogram(
                 "kubelet_containers_per_pod_count",
                 "How many containers pods have.",
@@ -193,6 +188,28 @@ impl Metrics {
         self.orphans_cleaned.set(pods.unwrap_or(0) as f64);
         self.orphan_cleanup_errors.set(if pods.is_none() { 1.0 } else { 0.0 });
     }
+}
+
+/// Pods with a worker. All series are there from the start, as upstream's are: 0 is not the same as absent.
+fn workers(registry: &Registry) -> Family<Gauge, 3> {
+    let family = registry.gauges(
+        "kubelet_working_pods",
+        "Pods with a worker, by phase of their life, whether they are desired, orphans or known to \
+         the runtime alone, and whether they are static.",
+        ["lifecycle", "config", "static"],
+    );
+    for lifecycle in Lifecycle::ALL.map(Lifecycle::label) {
+        for (config, is_static) in [
+            ("desired", ""),
+            ("desired", "true"),
+            ("orphan", ""),
+            ("orphan", "true"),
+            ("runtime_only", "unknown"),
+        ] {
+            family.with([lifecycle, config, is_static]).set(0.0);
+        }
+    }
+    family
 }
 
 /// Whether a pod has a user namespace.

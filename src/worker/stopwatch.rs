@@ -23,7 +23,9 @@ pub(super) enum Lifecycle {
 }
 
 impl Lifecycle {
-    fn label(self) -> &'static str {
+    pub(super) const ALL: [Self; 3] = [Self::Sync, Self::Terminating, Self::Terminated];
+
+    pub(super) fn label(self) -> &'static str {
         match self {
             Self::Sync => "sync",
             Self::Terminating => "terminating",
@@ -336,6 +338,17 @@ mod tests {
     fn pod_worker_metrics_have_operation_and_lifecycle() {
         let registry = Registry::default();
         let mut stopwatch = Metrics::new(&registry).stopwatch(Tracer::default());
+        for config in ["desired", "orphan", "runtime_only"] {
+            for lifecycle in ["sync", "terminating", "terminated"] {
+                for is_static in
+                    if config == "runtime_only" { vec!["unknown"] } else { vec!["", "true"] }
+                {
+                    let labels =
+                        [("lifecycle", lifecycle), ("config", config), ("static", is_static)];
+                    assert_eq!(read(&registry).sum("kubelet_working_pods", &labels), Some(0.0));
+                }
+            }
+        }
         let pod = Arc::new(pod(json!({"containers": []})));
         let mut order = Order::new(pod);
         let workers = |page: &Page, lifecycle, config| {

@@ -14,6 +14,8 @@ use super::types::{
 /// The default network interface of pods.
 const DEFAULT_INTERFACE: &str = "eth0";
 
+/// Usage of a cgroup. CPU and memory have pressure stall information also where there is none, as on cgroup v1:
+/// it is zero then, as upstream has it.
 pub(super) fn usage(group: &Group) -> Usage {
     let reading = &group.reading;
     let time = || Time(reading.at);
@@ -21,7 +23,7 @@ pub(super) fn usage(group: &Group) -> Usage {
         time: time(),
         usage_nano_cores: group.nano_cores,
         usage_core_nano_seconds: Some(cpu.total),
-        psi: reading.pressure.cpu.map(psi),
+        psi: Some(psi(reading.pressure.cpu.unwrap_or_default())),
     });
     let memory = reading.memory.map(|memory| MemoryStats {
         time: time(),
@@ -31,7 +33,7 @@ pub(super) fn usage(group: &Group) -> Usage {
         rss_bytes: Some(memory.memory.rss),
         page_faults: Some(memory.own_faults.minor),
         major_page_faults: Some(memory.own_faults.major),
-        psi: reading.pressure.memory.map(psi),
+        psi: Some(psi(reading.pressure.memory.unwrap_or_default())),
     });
     let swap = reading.memory.map(|memory| SwapStats {
         time: time(),
@@ -40,7 +42,7 @@ pub(super) fn usage(group: &Group) -> Usage {
             .map(|limit| limit.saturating_sub(memory.swap.unwrap_or(0))),
         swap_usage_bytes: Some(memory.swap.unwrap_or(0)),
     });
-    let io = reading.pressure.io.map(|stalls| IoStats { time: time(), psi: Some(psi(stalls)) });
+    let io = reading.pressure.io.map(|stalls| IoStats { time: time(), psi: psi(stalls) });
     Usage { cpu, memory, io, swap }
 }
 

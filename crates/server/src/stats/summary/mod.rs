@@ -386,6 +386,19 @@ mod tests {
         assert_eq!(network["interfaces"].as_array().unwrap().len(), 2);
     }
 
+    /// Upstream's node suite requires it on cgroup v1, too.
+    #[test]
+    fn summary_has_pressure_of_zero_where_the_kernel_has_none() {
+        let mut own = longshore_resources::stats::fixture::group("/pod");
+        own.reading.pressure = Default::default();
+        let usage = serde_json::to_value(convert::usage(&own)).unwrap();
+        let none = json!({"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0});
+        for resource in ["cpu", "memory"] {
+            assert_eq!(usage[resource]["psi"], json!({"full": none, "some": none}));
+        }
+        assert_eq!(usage.get("io"), None);
+    }
+
     #[test]
     fn summary_omits_unknown_values() {
         let known = pod("a", "1", AT, vec![container("c1", "c", AT)]);

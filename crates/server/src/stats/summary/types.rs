@@ -124,8 +124,7 @@ pub(super) struct MemoryStats {
 #[derive(Debug, Serialize)]
 pub(super) struct IoStats {
     pub(super) time: Time,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) psi: Option<PsiStats>,
+    pub(super) psi: PsiStats,
 }
 
 /// Pressure stall information.
