@@ -9,9 +9,8 @@
 //! same with [`discovery`] before it. [`reset`] and [`check`] gather facts, decide in pure functions, and
 //! act or print.
 //!
-//! Current limitations: `tests/host.rs` has not passed yet, and of a whole cluster no more is tried than the start of
-//! its apiserver; nothing of it has run under systemd. One control plane a cluster; IPv4 alone; certificates of the control plane are
-//! renewed when it starts.
+//! Current limitations: one control plane a cluster; IPv4 alone. Certificates of the control plane last a
+//! year, and are renewed when it starts, those of kubeconfigs by `up`.
 
 pub mod args;
 pub mod check;

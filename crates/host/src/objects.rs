@@ -129,6 +129,14 @@ pub(crate) fn all(settings: &Settings, server: &Server, paths: &Paths, ca: &str)
             "kubeadm:nodes-kubeadm-config",
             &[group(nodes), group(joining)],
         ),
+        // A machine that joins looks whether there is a node of its name.
+        json!({
+            "apiVersion": format!("{RBAC}/v1"),
+            "kind": "ClusterRole",
+            "metadata": {"name": "kubeadm:get-nodes"},
+            "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}],
+        }),
+        binding("kubeadm:get-nodes", "kubeadm:get-nodes", &group(joining)),
         binding("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", &group(joining)),
         binding(
             "kubeadm:node-autoapprove-bootstrap",

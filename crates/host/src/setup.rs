@@ -154,6 +154,19 @@ pub(crate) fn cluster(
     created.directory(&paths.pki(), 0o700)?;
     created.directory(&paths.state(), 0o700)?;
     created.directory(&paths.volumes(), 0o755)?;
+    kubeconfigs(created, settings, paths, programs)?;
+    let common = kubelet_configuration(server.dns_address(), &settings.domain);
+    node_files(created, common, settings, paths, around)
+}
+
+/// Writes the kubeconfigs of a cluster, with certificates that are valid for long enough: those that end
+/// soon are made anew.
+pub(crate) fn kubeconfigs(
+    created: &mut Created,
+    settings: &Settings,
+    paths: &Paths,
+    programs: &Path,
+) -> Result<()> {
     let node = format!("system:node:{}", settings.node_name);
     for (user, group, file) in [
         ("kubernetes-admin", "system:masters", paths.admin()),
@@ -168,8 +181,7 @@ pub(crate) fn cluster(
         command.arg("--output").arg(&file);
         run(command)?;
     }
-    let common = kubelet_configuration(server.dns_address(), &settings.domain);
-    node_files(created, common, settings, paths, around)
+    Ok(())
 }
 
 /// Writes what a node of a cluster needs that it has found by its token.

@@ -330,9 +330,12 @@ async fn make_cluster(
         Some(server) => server.clone(),
         None => return Err(Error::refused("these are the settings of a node")),
     };
-    if !start.settings.is_complete {
+    let Start { settings, paths, programs, around, .. } = &*start;
+    if settings.is_complete {
+        setup::kubeconfigs(created, settings, paths, programs)?;
+    } else {
         start.note(created)?;
-        setup::cluster(created, &start.settings, &start.paths, &start.programs, &start.around)?;
+        setup::cluster(created, settings, paths, programs, around)?;
     }
     start.write_units(created)?;
     start.start(|name| name == APISERVER)?;

@@ -530,7 +530,7 @@ const DAY: i64 = 86_400;
 
 fn certificates(facts: &Facts) -> Outcome {
     let name = "certificates";
-    let renew = "start the cluster's services again, which renews it";
+    let renew = "run longshore up, which renews those in kubeconfigs, and restart longshore-apiserver, which renews its own";
     if let Some((path, why)) = facts
         .certificates
         .iter()
@@ -539,7 +539,7 @@ fn certificates(facts: &Facts) -> Outcome {
         return Outcome::failure(
             name,
             format!("{path}: {why}"),
-            "remove it, and start the cluster's services again",
+            "remove it, run longshore up, and restart longshore-apiserver",
         );
     }
     let ends = facts

@@ -42,7 +42,7 @@ pub(super) fn usage(group: &Group) -> Usage {
             .map(|limit| limit.saturating_sub(memory.swap.unwrap_or(0))),
         swap_usage_bytes: Some(memory.swap.unwrap_or(0)),
     });
-    let io = reading.pressure.io.map(|stalls| IoStats { time: time(), psi: psi(stalls) });
+    let io = reading.pressure.io.map(|stalls| IoStats { time: time(), psi: Some(psi(stalls)) });
     Usage { cpu, memory, io, swap }
 }
 

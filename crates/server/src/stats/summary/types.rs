@@ -124,7 +124,8 @@ pub(super) struct MemoryStats {
 #[derive(Debug, Serialize)]
 pub(super) struct IoStats {
     pub(super) time: Time,
-    pub(super) psi: PsiStats,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) psi: Option<PsiStats>,
 }
 
 /// Pressure stall information.
