@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 48] = [
+    const READ: [&str; 49] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",

@@ -10,6 +10,9 @@ use crate::lock::Lock;
 use crate::settings::Settings;
 use crate::{Error, Paths, Result, units};
 
+/// The label by which containers are known as a node's.
+pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
+
 /// How long the programs may take to stop: those in the foreground get 25 seconds each, at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const RUNTIME: Duration = Duration::from_secs(60);
@@ -51,8 +54,7 @@ async fn stop_pods(endpoint: &str) -> Result<usize> {
     options.request_timeout = RUNTIME;
     let runtime = Runtime::new(options).map_err(failed)?;
     let sandboxes = runtime.list_pod_sandboxes(None).await.map_err(failed)?;
-    let of_node =
-        sandboxes.iter().filter(|sandbox| sandbox.labels.contains_key(crate::reset::POD_UID));
+    let of_node = sandboxes.iter().filter(|sandbox| sandbox.labels.contains_key(POD_UID));
     let mut count = 0_usize;
     for sandbox in of_node {
         runtime.stop_pod_sandbox(&sandbox.id).await.map_err(failed)?;

@@ -11,16 +11,12 @@ use serde_json::{Value, json};
 
 use crate::error::reason;
 use crate::settings::{Server, Settings};
-use crate::setup::kubelet_configuration;
+use crate::setup::{CONTROLLERS, DNS, kubelet_configuration};
 use crate::tokens::GROUP;
 use crate::{Error, Paths, Result};
 
 /// Who has applied the objects.
 const MANAGER: &str = "longshore-up";
-/// The user of the controllers and of the scheduler beside them.
-pub(crate) const CONTROLLERS: &str = "system:kube-controller-manager";
-/// The user of the DNS server.
-pub(crate) const DNS: &str = "system:longshore-dns";
 
 /// Applies all objects.
 ///

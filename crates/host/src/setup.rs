@@ -12,10 +12,14 @@ use serde_json::{Map, Value, json};
 use crate::discovery::Cluster;
 use crate::error::At;
 use crate::files::Created;
-use crate::objects::{CONTROLLERS, DNS};
 use crate::settings::Settings;
 use crate::tokens::Token;
 use crate::{Error, Paths, Result};
+
+/// The user of the controllers and of the scheduler beside them.
+pub(crate) const CONTROLLERS: &str = "system:kube-controller-manager";
+/// The user of the DNS server.
+pub(crate) const DNS: &str = "system:longshore-dns";
 
 /// Where systemd-resolved and NetworkManager keep what their stubs on loopback pass on: a pod cannot use a
 /// stub.

@@ -35,6 +35,7 @@ mod persistent;
 pub mod plugins;
 mod reconstruct;
 mod remove;
+mod selinux;
 mod set_up;
 mod shared_disk;
 mod source;

@@ -261,7 +261,7 @@ fn memory(facts: &Facts) -> Outcome {
     let mebibytes = facts.memory >> 20;
     match mebibytes {
         0 => Outcome::skipped("memory", "/proc/meminfo cannot be read"),
-        ..400 => Outcome::warning(
+        1..400 => Outcome::warning(
             "memory",
             format!("{mebibytes} MiB"),
             "give the machine 512 MiB at least",
@@ -443,10 +443,7 @@ fn clock(facts: &Facts) -> Outcome {
     }
 }
 
-fn worst<'a>(
-    facts: &'a Facts,
-    part: impl Fn(&Space) -> Option<u64>,
-) -> Option<(&'a str, String, u64)> {
+fn worst(facts: &Facts, part: impl Fn(&Space) -> Option<u64>) -> Option<(&str, String, u64)> {
     let parts = facts
         .spaces
         .iter()
@@ -760,7 +757,7 @@ mod tests {
             }),
             ("cgroups", Warning, "v1", |f| f.is_unified = false),
             ("cgroup controllers", Failure, "cgroup_enable=memory", |f| {
-                drop(f.controllers.remove("memory"))
+                f.controllers.remove("memory");
             }),
             ("cgroup controllers", Warning, "hugetlb", |f| {
                 f.controllers.retain(|one| one != "hugetlb")

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use longshore_cri::{Options, Runtime};
 
-use crate::reset::POD_UID;
+use crate::down::POD_UID;
 use crate::settings::{RUNTIMES, Settings};
 use crate::setup::{run, yaml};
 use crate::{Paths, Result, network, units};

@@ -24,8 +24,6 @@ use crate::{Error, Paths, Result, down, network, units};
 use facts::Facts;
 use plan::{Plan, Step};
 
-/// The label by which containers are known as a node's.
-pub const POD_UID: &str = "io.kubernetes.pod.uid";
 const RUNTIME: Duration = Duration::from_secs(120);
 /// How often processes that were killed are looked for again.
 const ROUNDS: u32 = 50;
@@ -126,8 +124,8 @@ async fn carry_out(plan: &Plan, paths: &Paths, facts: &Facts) -> Vec<Error> {
 }
 
 /// The first failure of all.
-fn each<T>(all: &[T], mut act: impl FnMut(&T) -> Result<()>) -> Result<()> {
-    let outcomes: Vec<_> = all.iter().map(|one| act(one)).collect();
+fn each<T>(all: &[T], act: impl FnMut(&T) -> Result<()>) -> Result<()> {
+    let outcomes: Vec<_> = all.iter().map(act).collect();
     outcomes.into_iter().collect()
 }
 

@@ -14,7 +14,6 @@ mod online_expansion;
 mod paths;
 mod policy;
 mod request;
-mod selinux;
 mod staging;
 mod stats;
 mod vol_data;
@@ -32,7 +31,6 @@ use crate::task::Task;
 use paths::{device_of_block, device_of_mount};
 use request::Volume;
 
-pub(crate) use selinux::LabelledVolumes;
 pub(super) use staging::{clear_stale_dirs, recover};
 pub(super) use stats::stats;
 

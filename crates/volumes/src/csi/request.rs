@@ -13,9 +13,9 @@ use longshore_pod::spec;
 use super::api::SecretName;
 use super::paths::{attachment_name, device_name, inline_handle};
 use super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
-use super::selinux;
 use super::vol_data::VolData;
 use crate::error::{Error, csi as error};
+use crate::selinux;
 use crate::task::Task;
 
 /// The default access mode, such as of ephemeral volumes.

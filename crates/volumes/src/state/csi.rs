@@ -9,10 +9,10 @@ use longshore_metrics::Registry;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 
-use crate::csi::LabelledVolumes;
 use crate::error::Error as VolumeError;
 use crate::error::csi::{self as error, Error};
 use crate::plugins::Drivers;
+use crate::selinux::LabelledVolumes;
 
 /// Timeout of attachments.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);

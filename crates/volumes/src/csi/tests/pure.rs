@@ -22,9 +22,9 @@ use super::super::paths::{
     BlockVolumePaths, VolumePaths, attachment_name, device_name, inline_handle,
 };
 use super::super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
-use super::super::selinux::file_label;
 use super::super::stats::from_response;
 use super::super::vol_data::{FILE, VolData};
+use crate::selinux::file_label;
 use crate::{Condition, VolumeStats};
 
 fn policy(spec: Value) -> Policy {

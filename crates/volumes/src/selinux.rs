@@ -34,7 +34,7 @@ fn mode_name(access_modes: &[String]) -> &'static str {
 }
 
 /// The machine's label of containers' files; `None` without SELinux.
-pub(super) fn machine_label() -> Option<String> {
+pub(crate) fn machine_label() -> Option<String> {
     Path::new(ENFORCE).exists().then(default_label)?
 }
 
@@ -79,7 +79,7 @@ fn default_label() -> Option<String> {
 
 /// A label `user:role:type:level`, with the requested user and level instead of the policy's. The
 /// requested role and type are those of processes.
-pub(super) fn file_label(options: &SELinuxOptions, default: &str) -> Option<String> {
+pub(crate) fn file_label(options: &SELinuxOptions, default: &str) -> Option<String> {
     let level = options.level.as_deref().filter(|level| !level.is_empty())?;
     let mut parts = default.splitn(4, ':');
     let (user, role, kind) = (parts.next()?, parts.next()?, parts.next()?);
@@ -117,16 +117,16 @@ struct Known {
 }
 
 /// A volume as a pod uses it.
-pub(super) struct Use<'a> {
-    pub(super) pod: &'a Pod,
+pub(crate) struct Use<'a> {
+    pub(crate) pod: &'a Pod,
     /// The PersistentVolume's name.
-    pub(super) volume: &'a str,
+    pub(crate) volume: &'a str,
     /// Its names in the pod.
-    pub(super) names: &'a [&'a str],
+    pub(crate) names: &'a [&'a str],
     /// The unique name of the volume.
-    pub(super) device: &'a str,
-    pub(super) driver: &'a str,
-    pub(super) access_modes: &'a [String],
+    pub(crate) device: &'a str,
+    pub(crate) driver: &'a str,
+    pub(crate) access_modes: &'a [String],
 }
 
 impl LabelledVolumes {
@@ -162,7 +162,7 @@ impl LabelledVolumes {
     }
 
     /// The label that a volume is to be mounted with. `default`: the machine's label of files.
-    pub(super) fn label(
+    pub(crate) fn label(
         &self,
         wanted: &Use<'_>,
         default: Option<&str>,
