@@ -11,7 +11,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use tokio::sync::watch;
 
-use crate::{Reports, pem};
+use crate::{Reports, field_selector, pem};
 
 /// Namespace and name of a request.
 pub(super) type Key = (String, String);
@@ -96,7 +96,7 @@ fn cleaned(chain: &str) -> String {
 
 /// Follows the requests of a node. Never ends.
 pub(super) async fn follow(client: Client, node: &str, answers: &watch::Sender<Answers>) {
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    let config = watcher::Config::default().fields(&field_selector([("spec.nodeName", node)]));
     let mut events = crate::watch::<PodCertificateRequest>(client, config);
     let mut reports = Reports::default();
     let mut listed = BTreeMap::new();

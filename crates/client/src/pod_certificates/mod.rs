@@ -247,7 +247,7 @@ fn later(time: Timestamp, span: SignedDuration) -> Timestamp {
 }
 
 fn jitter() -> SignedDuration {
-    SignedDuration::from_millis(fastrand::i64(..JITTER_MILLISECONDS))
+    SignedDuration::from_millis(fastrand::i64(0..JITTER_MILLISECONDS))
 }
 
 /// Until that time of the wall clock.

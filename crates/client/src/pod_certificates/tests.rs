@@ -79,7 +79,6 @@ fn from_now(minutes: i64) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-#[ignore = "does not end: the certificate that the scripted signer issues is not seen"]
 async fn certificates_are_requested_issued_and_refreshed() {
     let world = World::start();
     assert_eq!(world.get(), Err("no credentials yet for volume \"v\", source 1".to_owned()));
@@ -161,7 +160,6 @@ async fn certificates_that_are_refused_are_so_for_good() {
 }
 
 #[tokio::test(start_paused = true)]
-#[ignore = "does not end: the certificate that the scripted signer issues is not seen"]
 async fn certificates_that_are_not_refreshed_in_time_have_events() {
     let world = World::start();
     let (_pod, changes) = world.register(projection());
@@ -187,7 +185,6 @@ async fn certificates_that_are_not_refreshed_in_time_have_events() {
 }
 
 #[tokio::test(start_paused = true)]
-#[ignore = "does not end: the certificate that the scripted signer issues is not seen"]
 async fn requests_that_are_deleted_are_made_again_after_ten_minutes() {
     let world = World::start();
     let (_pod, changes) = world.register(projection());
