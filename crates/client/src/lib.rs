@@ -17,7 +17,6 @@ pub mod events;
 mod kubeconfig;
 mod named;
 pub mod objects;
-mod pem;
 pub mod pod_certificates;
 mod response_body;
 pub mod reviews;

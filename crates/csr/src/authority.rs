@@ -5,9 +5,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
+use longshore_tls::pem;
 use rustls::SignatureScheme;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::pem::PemObject;
@@ -188,7 +187,9 @@ impl Authority {
                 writer.next().write_bitvec_bytes(&signature, signature.len() * 8);
             });
         });
-        Ok(pem(&der))
+        let mut pem = String::new();
+        pem::append(&mut pem, "CERTIFICATE", &der);
+        Ok(pem)
     }
 }
 
@@ -305,19 +306,4 @@ fn extension(
         }
         writer.next().write_bytes(&yasna::construct_der(value));
     });
-}
-
-fn pem(der: &[u8]) -> String {
-    const LINE: usize = 64;
-    let base64 = STANDARD.encode(der);
-    let mut text = String::from("-----BEGIN CERTIFICATE-----\n");
-    let mut rest = base64.as_str();
-    while !rest.is_empty() {
-        let (line, after) = rest.split_at(rest.len().min(LINE));
-        text.push_str(line);
-        text.push('\n');
-        rest = after;
-    }
-    text.push_str("-----END CERTIFICATE-----\n");
-    text
 }

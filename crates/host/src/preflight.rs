@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use longshore_cri::v1::CgroupDriver;
 use longshore_cri::{Options, Runtime};
+use longshore_machine::FileSystem;
 
 use crate::error::At;
 use crate::services::{Service, ports};
@@ -69,9 +70,7 @@ pub(crate) fn check_ports(settings: &Settings) -> Result<()> {
 /// There is room for what will be written.
 pub(crate) fn check_space(paths: &Paths) -> Result<()> {
     let state = paths.state();
-    let dir = state.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    let found = rustix::fs::statvfs(dir).map_err(std::io::Error::from).at("look at", dir)?;
-    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    let free = FileSystem::of_nearest(&state).at("look at", &state)?.available;
     if free >= SPACE {
         return Ok(());
     }

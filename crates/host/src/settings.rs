@@ -150,7 +150,9 @@ impl Settings {
         let services = args.service_cidr.map_or_else(|| network(SERVICES), Ok)?;
         let port = args.port.unwrap_or(PORT);
         if port == 0 {
-            return Err(Error::refused("--port: 0 is not a port that others can be told"));
+            return Err(Error::refused(
+                "--port: 0 would be another port at each start, which other machines cannot know",
+            ));
         }
         if pods.prefix_len() > LONGEST_POD_PREFIX {
             return Err(Error::refused(format!(

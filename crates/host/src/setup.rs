@@ -54,7 +54,7 @@ impl Surroundings {
         let own = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
         Self {
             cgroup_driver,
-            is_unified: Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
+            is_unified: longshore_machine::cgroup::is_unified(),
             resolv_conf: resolv_conf(&own, Path::exists),
         }
     }

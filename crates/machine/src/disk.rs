@@ -39,10 +39,17 @@ impl FileSystem {
             inodes_free: all.f_ffree,
         })
     }
+
+    /// The same of a path that need not exist: that of its nearest parent that does.
+    ///
+    /// # Errors
+    /// As [`FileSystem::of`].
+    pub fn of_nearest(path: &Path) -> io::Result<Self> {
+        Self::of(path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/")))
+    }
 }
 
 /// Capacity of the file system of `path`, or of its nearest existing parent.
 pub fn disk_capacity(path: &Path) -> Option<u64> {
-    let existing = path.ancestors().find(|path| path.exists())?;
-    Some(FileSystem::of(existing).ok()?.capacity)
+    Some(FileSystem::of_nearest(path).ok()?.capacity)
 }

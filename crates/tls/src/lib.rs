@@ -9,6 +9,7 @@ mod clients;
 mod handshake;
 mod names;
 mod no_verifier;
+pub mod pem;
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::unwrap_used)]
 pub mod testing;

@@ -15,8 +15,10 @@ use rustls::pki_types::pem::PemObject;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+use longshore_tls::pem;
+
 use super::{Error, REQUEST_TIMEOUT};
-use crate::{Reports, pem};
+use crate::Reports;
 
 /// What messages call a bundle.
 const NAME: &str = "clustertrustbundle.certificates.k8s.io";

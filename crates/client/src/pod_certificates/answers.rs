@@ -11,7 +11,9 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use tokio::sync::watch;
 
-use crate::{Reports, field_selector, pem};
+use longshore_tls::pem;
+
+use crate::{Reports, field_selector};
 
 /// Namespace and name of a request.
 pub(super) type Key = (String, String);

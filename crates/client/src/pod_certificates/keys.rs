@@ -14,7 +14,7 @@ use rsa::pkcs8::EncodePrivateKey;
 use yasna::models::ObjectIdentifier;
 use yasna::{DERWriter, Tag, construct_der};
 
-use crate::pem;
+use longshore_tls::pem;
 
 /// The version of PKCS #8, of PKCS #10 and of the CRI of the latter.
 const FIRST_VERSION: u8 = 0;

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use longshore_cri::{Options, Runtime};
+use longshore_machine::FileSystem;
+use longshore_machine::cgroup::is_unified;
 use longshore_tls::certificates;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -178,7 +180,7 @@ impl Facts {
             .clone()
             .or_else(|| settings.as_ref().map(|settings| settings.cni.clone()))
             .unwrap_or_else(|| paths.cni());
-        let is_unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+        let is_unified = is_unified();
         let is_running =
             crate::lock::is_held(paths) || (paths.is_machine() && !units::running().is_empty());
         Self {
@@ -399,13 +401,12 @@ fn is_clock_synchronized() -> Option<bool> {
 }
 
 fn space(path: &Path) -> Option<Space> {
-    let dir = path.ancestors().find(|dir| dir.exists())?;
-    let found = rustix::fs::statvfs(dir).ok()?;
+    let found = FileSystem::of_nearest(path).ok()?;
     Some(Space {
-        bytes: found.f_blocks.saturating_mul(found.f_frsize),
-        free_bytes: found.f_bavail.saturating_mul(found.f_frsize),
-        inodes: found.f_files,
-        free_inodes: found.f_favail,
+        bytes: found.capacity,
+        free_bytes: found.available,
+        inodes: found.inodes,
+        free_inodes: found.inodes_free,
     })
 }
 

@@ -1,4 +1,4 @@
-//! What a FlexVolume driver is told of a volume: a JSON object of texts.
+//! What a FlexVolume driver gets about a volume: a JSON object of texts.
 
 use std::collections::BTreeMap;
 

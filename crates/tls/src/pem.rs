@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 const LINE: usize = 64;
 
 /// Appends a block with that label.
-pub(crate) fn append(pem: &mut String, label: &str, der: &[u8]) {
+pub fn append(pem: &mut String, label: &str, der: &[u8]) {
     pem.push_str(&format!("-----BEGIN {label}-----\n"));
     let text = STANDARD.encode(der);
     let mut rest = text.as_str();
