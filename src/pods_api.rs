@@ -1,4 +1,4 @@
-//! What the Pods API tells of this node.
+//! What the Pods API reports of this node.
 
 use std::sync::Arc;
 

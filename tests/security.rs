@@ -214,10 +214,11 @@ async fn security_context_errors_are_reported_and_retried() {
     let mut misspelt = once("true", json!({}), json!({}));
     misspelt["containers"][0]["image"] = json!("Not/An/Image");
     cluster.create("misspelt", misspelt).await;
-    let pod = cluster
-        .until("misspelt", "waits", |pod| waiting(pod).map(drop).ok_or("not yet".to_owned()))
-        .await;
-    assert_eq!(waiting(&pod).unwrap().0, "InvalidImageName");
+    let is_invalid = |pod: &Pod| match waiting(pod) {
+        Some((reason, _)) if reason == "InvalidImageName" => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    cluster.until("misspelt", "refused", is_invalid).await;
     let text = "Failed to apply default image tag \"Not/An/Image\": couldn't parse image name \"Not/An/Image\": invalid reference format";
     cluster.until_event("InspectFailed", text).await;
 

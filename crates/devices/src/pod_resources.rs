@@ -9,12 +9,9 @@ use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use k8s_openapi::api::core::v1::{Container, Pod};
-use longshore_base::rate::TokenBucket;
-use longshore_grpc::{Server, service_of, socket};
+use longshore_grpc::{RequestLimit, Server, service_of, socket};
 use longshore_pod::spec::{self, ContainerKind};
-use parking_lot::Mutex;
 use tokio::net::UnixListener;
-use tokio::time::Instant;
 use tonic::{Response, Status};
 use tower::Service as _;
 
@@ -39,9 +36,6 @@ use v1alpha1::pod_resources_lister_server as alpha;
 
 /// The socket below the root directory.
 const SOCKET: &str = "pod-resources/kubelet.sock";
-/// Requests a second, and at once; more are refused.
-const RATE: f64 = 100.0;
-const BURST: f64 = 10.0;
 const V1: &str = "v1";
 const V1ALPHA1: &str = "v1alpha1";
 
@@ -88,7 +82,7 @@ struct Inner {
     metrics: Metrics,
     /// Whether terminated pods are left out (gate `KubeletPodResourcesListUseActivePods`).
     lists_active: bool,
-    bucket: Mutex<TokenBucket>,
+    limit: RequestLimit,
 }
 
 impl PodResources {
@@ -99,10 +93,16 @@ impl PodResources {
         metrics: Metrics,
         lists_active: bool,
     ) -> Self {
-        let bucket = TokenBucket::new(RATE, BURST, Instant::now().into_std());
         let sources = Box::new(sources);
-        let bucket = Mutex::new(bucket);
-        Self { inner: Arc::new(Inner { sources, devices, metrics, lists_active, bucket }) }
+        Self {
+            inner: Arc::new(Inner {
+                sources,
+                devices,
+                metrics,
+                lists_active,
+                limit: RequestLimit::default(),
+            }),
+        }
     }
 
     /// Serves the API below the root directory, forever.
@@ -121,14 +121,6 @@ impl PodResources {
             }
         });
         Server::serve(listener, dispatch)
-    }
-
-    /// Whether another request is answered now.
-    fn admit(&self) -> Result<(), Status> {
-        match self.inner.bucket.lock().try_take(Instant::now().into_std()) {
-            true => Ok(()),
-            false => Err(Status::resource_exhausted("rejected by rate limit")),
-        }
     }
 
     fn pod_resources(&self, pod: &Pod) -> v1::PodResources {
@@ -161,7 +153,7 @@ impl PodResourcesLister for PodResources {
         &self,
         _: tonic::Request<v1::ListPodResourcesRequest>,
     ) -> Result<Response<v1::ListPodResourcesResponse>, Status> {
-        self.admit()?;
+        self.inner.limit.admit()?;
         let Inner { sources, metrics, lists_active, .. } = &*self.inner;
         metrics.requests.with([V1]).inc();
         metrics.lists.with([V1]).inc();
@@ -174,7 +166,7 @@ impl PodResourcesLister for PodResources {
         &self,
         _: tonic::Request<v1::AllocatableResourcesRequest>,
     ) -> Result<Response<v1::AllocatableResourcesResponse>, Status> {
-        self.admit()?;
+        self.inner.limit.admit()?;
         let Inner { sources, metrics, devices, .. } = &*self.inner;
         metrics.requests.with([V1]).inc();
         metrics.allocatables.with([V1]).inc();
@@ -189,7 +181,7 @@ impl PodResourcesLister for PodResources {
         &self,
         request: tonic::Request<v1::GetPodResourcesRequest>,
     ) -> Result<Response<v1::GetPodResourcesResponse>, Status> {
-        self.admit()?;
+        self.inner.limit.admit()?;
         let Inner { sources, metrics, .. } = &*self.inner;
         metrics.requests.with([V1]).inc();
         metrics.gets.with([V1]).inc();
@@ -211,7 +203,7 @@ impl alpha::PodResourcesLister for PodResources {
         &self,
         _: tonic::Request<v1alpha1::ListPodResourcesRequest>,
     ) -> Result<Response<v1alpha1::ListPodResourcesResponse>, Status> {
-        self.admit()?;
+        self.inner.limit.admit()?;
         let Inner { sources, metrics, devices, .. } = &*self.inner;
         metrics.requests.with([V1ALPHA1]).inc();
         let container = |uid: &str, name: &str| v1alpha1::ContainerResources {

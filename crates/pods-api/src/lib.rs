@@ -12,13 +12,10 @@ use hyper::service::service_fn;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use longshore_api_types::protobuf;
-use longshore_base::rate::TokenBucket;
-use longshore_grpc::{Server, socket};
+use longshore_grpc::{RequestLimit, Server, socket};
 use longshore_metrics::{Counter, Registry};
 use longshore_pod::spec;
-use parking_lot::Mutex;
 use tokio::sync::broadcast;
-use tokio::time::Instant;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tonic::{Request, Response, Status};
@@ -38,9 +35,6 @@ use v1alpha1::{
 
 /// The socket below the root directory.
 const SOCKET: &str = "pods-api/pods-api.sock";
-/// Requests a second, and at once; more are refused. Watches do not count, as upstream.
-const RATE: f64 = 100.0;
-const BURST: f64 = 10.0;
 /// How many events a slow client may be behind before its watch ends.
 const BACKLOG: usize = 100;
 
@@ -85,7 +79,7 @@ impl PodEvents {
     }
 }
 
-/// What the API tells.
+/// What the API reports.
 pub trait Sources: Send + Sync + 'static {
     /// All pods of the node, each with the status that the node has of it.
     fn pods(&self) -> Vec<Arc<Pod>>;
@@ -101,7 +95,8 @@ struct Inner {
     sources: Box<dyn Sources>,
     events: PodEvents,
     dropped: Counter,
-    bucket: Mutex<TokenBucket>,
+    /// Watches do not count, as upstream.
+    limit: RequestLimit,
 }
 
 /// Registers the metric of the API, which is there without it, too.
@@ -114,8 +109,8 @@ pub fn dropped_events(registry: &Registry) -> Counter {
 impl PodsApi {
     /// A server that answers from these. `dropped` is [`dropped_events`].
     pub fn new(sources: impl Sources, events: PodEvents, dropped: Counter) -> Self {
-        let bucket = Mutex::new(TokenBucket::new(RATE, BURST, Instant::now().into_std()));
-        Self(Arc::new(Inner { sources: Box::new(sources), events, dropped, bucket }))
+        let (sources, limit) = (Box::new(sources), RequestLimit::default());
+        Self(Arc::new(Inner { sources, events, dropped, limit }))
     }
 
     /// Serves the API below the root directory, forever.
@@ -127,14 +122,6 @@ impl PodsApi {
             Server::serve(listener, dispatch)
         };
         socket::keep(root_dir.join(SOCKET), serve).await;
-    }
-
-    /// Whether another request is answered now.
-    fn admit(&self) -> Result<(), Status> {
-        match self.0.bucket.lock().try_take(Instant::now().into_std()) {
-            true => Ok(()),
-            false => Err(Status::resource_exhausted("rejected by rate limit")),
-        }
     }
 
     /// All pods in the order of their UIDs.
@@ -176,7 +163,7 @@ impl Pods for PodsApi {
         &self,
         _: Request<ListPodsRequest>,
     ) -> Result<Response<ListPodsResponse>, Status> {
-        self.admit()?;
+        self.0.limit.admit()?;
         let pods = self.sorted().iter().map(|pod| encoded(pod)).collect::<Result<_, _>>()?;
         Ok(Response::new(ListPodsResponse { pods }))
     }
@@ -185,7 +172,7 @@ impl Pods for PodsApi {
         &self,
         request: Request<GetPodRequest>,
     ) -> Result<Response<GetPodResponse>, Status> {
-        self.admit()?;
+        self.0.limit.admit()?;
         let uid = request.into_inner().pod_uid;
         let pod = self.0.sources.pod(&uid);
         let pod = pod.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))?;

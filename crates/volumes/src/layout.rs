@@ -8,6 +8,7 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use longshore_base::files;
 use nix::errno::Errno;
 
 use crate::dir::Dir;
@@ -67,6 +68,14 @@ pub(super) fn pod_path(root: &Path, uid: &str) -> PathBuf {
 pub(super) fn make_dirs(path: &Path) -> Result<(), Error> {
     let made = DirBuilder::new().recursive(true).mode(PRIVATE).create(path);
     made.map_err(|error| Error::io("create directory", path, error))
+}
+
+/// Replaces a file that only the node uses, and makes the directories on the way to it.
+pub(super) fn write_file(path: &Path, content: &[u8]) -> Result<(), Error> {
+    if let Some(dir) = path.parent() {
+        make_dirs(dir)?;
+    }
+    files::replace(path, content).map_err(|error| Error::io("write", path, error))
 }
 
 /// Removes a file. It is no error if it does not exist.

@@ -181,12 +181,5 @@ pub(super) async fn write_note<D: SharedDisk>(task: &Task<'_>, disk: &D) -> Resu
     let path = note_path::<D>(&task.node.root, task.uid(), &task.persistent.spec_name);
     let note = serde_json::to_vec(disk)
         .map_err(|error| Error::io("write", &path, std::io::Error::from(error)))?;
-    blocking(move || {
-        if let Some(dir) = path.parent() {
-            layout::make_dirs(dir)?;
-        }
-        longshore_base::files::replace(&path, &note)
-            .map_err(|error| Error::io("write", &path, error))
-    })
-    .await
+    blocking(move || layout::write_file(&path, &note)).await
 }

@@ -65,7 +65,7 @@ pub use disk::{PodDisk, VolumeUse};
 pub use machine::{Machine, Pids};
 pub use open_files::OpenFileCount;
 pub use process::{Interface, Processes, Traffic};
-pub use runtime_pods::{RuntimeContainer, RuntimePod};
+pub use runtime_pods::{RuntimeContainer, RuntimePod, runtime_time};
 pub use runtime_storage::{FileSystems, RuntimeFileSystems, RuntimeUse};
 pub use snapshot::{Group, PodGroup, Run, Snapshot};
 pub use storage::{Layers, Logs};

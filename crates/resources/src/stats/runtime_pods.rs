@@ -45,8 +45,9 @@ pub struct RuntimeContainer {
     pub stats: ContainerStats,
 }
 
-/// The time of a sample of the runtime.
-fn time(nanoseconds: i64) -> Timestamp {
+/// The time of a sample of the runtime, in nanoseconds since 1970; without one, 1970.
+#[must_use]
+pub fn runtime_time(nanoseconds: i64) -> Timestamp {
     Timestamp::from_nanosecond(nanoseconds.into()).unwrap_or_default()
 }
 
@@ -92,7 +93,7 @@ impl RuntimePod {
         };
         let layers = containers().filter_map(|container| container.stats.writable_layer.as_ref());
         let at = layers.map(|layer| layer.timestamp).max().unwrap_or_default();
-        Layers { at: time(at), used: containers().filter_map(layer).collect() }
+        Layers { at: runtime_time(at), used: containers().filter_map(layer).collect() }
     }
 }
 
@@ -169,7 +170,7 @@ fn set_rates(rates: &Rates, pods: &mut [RuntimePod]) {
         if let Some(cpu) = &container.stats.cpu
             && let Some(used) = cpu.usage_core_nano_seconds
         {
-            found.push((container.id.clone(), time(cpu.timestamp), used.value, None));
+            found.push((container.id.clone(), runtime_time(cpu.timestamp), used.value, None));
         }
     }
     rates.update(found.iter_mut().map(|(id, at, used, rate)| (id.as_str(), *at, *used, rate)));
@@ -195,7 +196,7 @@ mod tests {
     const SECOND: i64 = 1_000_000_000;
 
     fn sandbox(id: &str, ready: bool, made: i64) -> Sandbox {
-        Sandbox { id: id.to_owned(), ready, created_at: time(made), ..Sandbox::default() }
+        Sandbox { id: id.to_owned(), ready, created_at: runtime_time(made), ..Sandbox::default() }
     }
 
     fn pod(name: &str, sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Arc<ObservedPod> {
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(found, [("a", "a1"), ("b", "b-old"), ("c", "c-new")]);
         let ids: Vec<_> = pods[0].containers.iter().map(|one| one.id.as_str()).collect();
         assert_eq!(ids, ["c1"], "neither ended ones nor those of others");
-        assert_eq!(pods[0].created_at, time(9));
+        assert_eq!(pods[0].created_at, runtime_time(9));
     }
 
     #[test]
@@ -293,7 +294,7 @@ mod tests {
         let pods = join(&observed, vec![report("a", vec![stats])]);
         let layers = RuntimePod::layers(&pods);
         assert_eq!(layers.used, [("c".to_owned(), Space { bytes: 3, inodes: 0 })].into());
-        assert_eq!(layers.at, time(SECOND));
+        assert_eq!(layers.at, runtime_time(SECOND));
         assert_eq!(RuntimePod::layers(&[]).used, HashMap::new());
     }
 }

@@ -28,7 +28,6 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::jiff::Timestamp;
 use longshore_config::Config;
 use longshore_cri::Runtime;
 use longshore_metrics::{CONTENT_TYPE, Registry};
@@ -255,11 +254,6 @@ async fn serve_cadvisor_metrics(State(endpoints): State<StatsEndpoints>) -> Resp
 /// The cAdvisor port is always of cgroups.
 async fn serve_cgroup_metrics(State(endpoints): State<StatsEndpoints>) -> Response {
     ([("content-type", CONTENT_TYPE)], cadvisor::page(&endpoints).await).into_response()
-}
-
-/// A time of the runtime's stats.
-fn time_of_nanoseconds(nanoseconds: i64) -> Timestamp {
-    Timestamp::from_nanosecond(nanoseconds.into()).unwrap_or_default()
 }
 
 fn json(value: &impl Serialize) -> Result<Response, Refusal> {

@@ -4,9 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_cri::v1::{ContainerStats, CpuUsage, MemoryUsage, UInt64Value};
 use longshore_metrics::{Kind, Labels, SampleTime, Samples, Text};
 use longshore_pod::observed::ObservedPod;
-use longshore_resources::stats::{Group, MemoryUse, RuntimePod, Snapshot};
-
-use super::time_of_nanoseconds;
+use longshore_resources::stats::{Group, MemoryUse, RuntimePod, Snapshot, runtime_time};
 
 /// A value and the time of it.
 type Sample = (f64, Timestamp);
@@ -102,11 +100,11 @@ impl Subjects {
 }
 
 fn seconds(cpu: &CpuUsage, used: UInt64Value) -> Option<Sample> {
-    Some((used.value as f64 / 1e9, time_of_nanoseconds(cpu.timestamp)))
+    Some((used.value as f64 / 1e9, runtime_time(cpu.timestamp)))
 }
 
 fn bytes(memory: &MemoryUsage, used: UInt64Value) -> Option<Sample> {
-    Some((used.value as f64, time_of_nanoseconds(memory.timestamp)))
+    Some((used.value as f64, runtime_time(memory.timestamp)))
 }
 
 impl Values {
@@ -133,7 +131,7 @@ impl Values {
         let memory = stats.memory.as_ref();
         let (swap, swap_limit) = match &stats.swap {
             Some(swap) => {
-                let at = time_of_nanoseconds(swap.timestamp);
+                let at = runtime_time(swap.timestamp);
                 let used = or_zero(swap.swap_usage_bytes).value;
                 let limit = or_zero(swap.swap_available_bytes).value.saturating_add(used);
                 (Some((used as f64, at)), Some((limit as f64, at)))

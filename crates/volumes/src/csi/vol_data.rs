@@ -7,8 +7,6 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use longshore_base::files;
-
 use crate::error::{Error, csi as error};
 use crate::layout;
 
@@ -79,10 +77,8 @@ impl VolData {
 
     /// Writes the file into a directory, which is made if it is absent.
     pub(super) fn write(&self, dir: &Path) -> Result<(), Error> {
-        layout::make_dirs(dir)?;
-        let path = dir.join(FILE);
         let text = serde_json::to_vec(&self.0).unwrap_or_default();
-        files::replace(&path, &text).map_err(|error| Error::io("write", &path, error))
+        layout::write_file(&dir.join(FILE), &text)
     }
 
     /// Removes the file and the directory, if they exist.

@@ -211,14 +211,7 @@ async fn write_note(task: &Task<'_>, source: &FlexSource) -> Result<(), Error> {
     let (volume, root) = (&task.persistent.spec_name, &task.node.root);
     let path = note_path(root, task.uid(), &source.driver, volume);
     let note = json(source)?;
-    blocking(move || {
-        if let Some(dir) = path.parent() {
-            layout::make_dirs(dir)?;
-        }
-        longshore_base::files::replace(&path, note.as_bytes())
-            .map_err(|error| Error::io("write", &path, error))
-    })
-    .await
+    blocking(move || layout::write_file(&path, note.as_bytes())).await
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String, Error> {

@@ -147,7 +147,7 @@ impl Reader {
             Leaf::Bytes => STANDARD.encode(wire.bytes()?).into(),
             Leaf::Bool => (wire.number()? != 0).into(),
             Leaf::Int32 | Leaf::Int64 => wire.number()?.into(),
-            Leaf::Double => wire.double()?.into(),
+            Leaf::Double => double(wire.double()?),
             Leaf::Quantity => match last(wire.bytes()?, 1)? {
                 Some(text) => text.text()?.into(),
                 None => "0".into(),
@@ -191,6 +191,16 @@ impl Reader {
             }
         }
         Ok(allows.map_or_else(|| list.into(), Value::Bool))
+    }
+}
+
+/// A floating-point number; a whole one has no decimal point in JSON, as Go writes it.
+fn double(number: f64) -> Value {
+    // What an f64 holds without a gap to the next whole number.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match number.fract() == 0.0 && number.abs() <= EXACT {
+        true => (number as i64).into(),
+        false => number.into(),
     }
 }
 

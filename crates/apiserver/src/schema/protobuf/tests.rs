@@ -158,6 +158,19 @@ fn protobuf_extremes_there_and_back() {
             "spec": {"leaseDurationSeconds": number}});
         assert_eq!(there_and_back(lease, &given)["spec"]["leaseDurationSeconds"], number);
     }
+    // Go writes a whole number without a decimal point.
+    let crd = gvk("apiextensions.k8s.io", "customresourcedefinitions");
+    for (number, back) in
+        [("80", "80"), ("80.0", "80"), ("-7e3", "-7000"), ("1.5", "1.5"), ("1e300", "1e+300")]
+    {
+        let schema = format!(r#"{{"type": "number", "maximum": {number}}}"#);
+        let schema: Value = serde_json::from_str(&schema).unwrap();
+        let given = json!({"kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1",
+            "spec": {"versions": [{"name": "v1", "schema": {"openAPIV3Schema": schema}}]}});
+        let read = there_and_back(crd, &given);
+        let maximum = read.pointer("/spec/versions/0/schema/openAPIV3Schema/maximum");
+        assert_eq!(maximum.map(Value::to_string).as_deref(), Some(back));
+    }
     let map = gvk("", "configmaps");
     let long = "é".repeat(100_000);
     let given = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "a"},

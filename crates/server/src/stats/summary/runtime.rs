@@ -7,14 +7,13 @@ use longshore_cri::v1::{
     CpuUsage, IoUsage, MemoryUsage, NetworkInterfaceUsage, NetworkUsage, PsiData as CriPsiData,
     PsiStats as CriPsiStats, SwapUsage, UInt64Value,
 };
-use longshore_resources::stats::{RuntimeContainer, RuntimePod};
+use longshore_resources::stats::{RuntimeContainer, RuntimePod, runtime_time};
 
 use super::types::{
     ContainerStats, CpuStats, InterfaceStats, IoStats, MemoryStats, NetworkStats, PodStats,
     ProcessStats, PsiData, PsiStats, SwapStats, Usage,
 };
 use super::{Measured, reference};
-use crate::stats::time_of_nanoseconds;
 
 pub(super) fn of_pod(pod: &RuntimePod) -> Measured<'_> {
     let stats = &pod.stats;
@@ -77,7 +76,7 @@ fn of_container(container: &RuntimeContainer) -> ContainerStats {
 }
 
 fn time(nanoseconds: i64) -> Time {
-    Time(time_of_nanoseconds(nanoseconds))
+    Time(runtime_time(nanoseconds))
 }
 
 fn value(value: Option<UInt64Value>) -> Option<u64> {
@@ -177,12 +176,12 @@ mod tests {
         let containers = containers.into_iter().enumerate().map(|(at, stats)| RuntimeContainer {
             id: format!("c{at}"),
             name: format!("n{at}"),
-            created_at: time_of_nanoseconds(AT),
+            created_at: runtime_time(AT),
             stats,
         });
         let pod = RuntimePod {
             pod: Arc::clone(&known.pod),
-            created_at: time_of_nanoseconds(AT),
+            created_at: runtime_time(AT),
             stats,
             containers: containers.collect(),
         };
