@@ -1,7 +1,6 @@
 //! Pod admission: rejection, preemption, and pods that were admitted before a restart.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,6 @@
 //! Bootstrap, certificates and apiserver connections of a node, with real components.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,7 @@
 //! Cgroups of pods, as the kernel has them: on cgroup v1 and v2, with the driver of
 //! `LONGSHORE_CGROUP_DRIVER` (default cgroupfs).
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,7 @@
 //! Container checkpoints over the port of the node. The runtimes of Debian do not support them, so the
 //! CRI proxy answers and writes the archive; all else is real.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,8 +1,7 @@
 //! Pods with persistent volume claims on a real node: they wait for the claim, start, and leave no
 //! mounts, also when the daemon is killed.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

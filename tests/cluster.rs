@@ -1,14 +1,7 @@
 //! A cluster of two nodes on two hosts: what only shows when controllers, scheduler, kube-proxy and
 //! nodes work together. The parts share one cluster, as it takes a while to start.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing
-)]
 
-mod common;
+use crate::common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,7 +1,6 @@
 //! Volumes of a test CSI driver, as seen by containers, on a real containerd.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::time::Duration;

@@ -1,7 +1,6 @@
 //! CSI volumes in use: stats, expansion, and the volume limit of the node; on a real containerd.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

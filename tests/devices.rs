@@ -1,8 +1,7 @@
 //! Pods with devices of a plugin on a real node: what containers get, the node's and the pods' status,
 //! restarts of the daemon and the end of the plugin.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::path::PathBuf;
 

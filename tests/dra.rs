@@ -3,9 +3,8 @@
 //!
 //! Which devices containers get is tested with containerd 2.x. Earlier ones take no CDI devices here (1.6 does not
 //! know them), and containers start without: then the test checks that they do not get any, and all the rest.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::{Cluster, FOREVER, TIMEOUT, phase, run_of, script, uid};
 use k8s_openapi::api::core::v1::Pod;

@@ -1,7 +1,6 @@
 //! Environment variables of containers: services, and values from objects and files.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::{Cluster, FOREVER, container, script};
 use k8s_openapi::api::core::v1::{Secret, Service};

@@ -1,8 +1,7 @@
 //! Evictions choose the right pod and are reported, on a real containerd and any cgroup version.
 //! Thresholds are relative to what the machine has left, so that no test exhausts it.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,7 @@
 //! Pods with extreme numbers and strings on a real node: it keeps running, also after a restart, and
 //! starts other pods.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 

@@ -1,8 +1,7 @@
 //! Errors, delays and hangs for one pod (a CRI call, a file system, a hook, a probe): the node stays
 //! Ready, other pods are not affected, and the pod recovers.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;

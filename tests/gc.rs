@@ -1,8 +1,7 @@
 //! Garbage collection on a real runtime: dead containers by policy, unused images by last use under
 //! disk pressure.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,6 @@
 //! Lifecycle hooks on a real containerd.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::time::{Duration, Instant};

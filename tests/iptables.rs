@@ -1,8 +1,7 @@
 //! The iptables chains of the kubelet on a test host: created at the start, restored after a flush,
 //! kept at the stop; and the protection of loopback addresses.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 

@@ -2,9 +2,8 @@
 //! and restarted: nothing is started twice, restart counts are right, and nothing is left over.
 //!
 //! One kill covers many points: each has a pod of its own, held there by the proxy.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::fs;

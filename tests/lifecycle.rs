@@ -1,7 +1,6 @@
 //! Lifecycle of pods on a real containerd: order of starts and stops, termination, and its causes.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

@@ -1,8 +1,7 @@
 //! Exclusive CPUs and NUMA-local memory of containers. On machines with two CPUs or more: all but the
 //! last are reserved, so that one container can have it.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::time::Duration;

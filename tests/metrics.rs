@@ -1,8 +1,7 @@
 //! Metrics of the node, as Prometheus scrapes them: they follow the pods, have a valid format, and
 //! include what the dashboards and alerts of the kubernetes-mixin query.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use axum::http::Request;
 use common::{Cluster, FOREVER, TIMEOUT, run_of, script};

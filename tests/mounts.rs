@@ -1,8 +1,7 @@
 //! Volume mounts in containers of a real containerd: propagation, recursive read-only mounts,
 //! sub-paths, and attacks on these.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::{Path, PathBuf};

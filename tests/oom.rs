@@ -1,7 +1,6 @@
 //! OOM kills: of a container at its limit, and of the machine.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 

@@ -1,8 +1,7 @@
 //! Cleanup of pods that vanish while the daemon is down, with obstacles: mounts of others are not touched,
 //! each error is logged once, and the cleanup completes once the obstacle is removed.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! An outage of the apiserver: pods keep running, and all changes are reported afterwards.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::{Cluster, FOREVER, TIMEOUT, condition, phase, run_of, script, uid};
 use longshore_testkit::wait_until;

@@ -1,7 +1,6 @@
 //! Pods on a real containerd: start, exit, restart with back-off, removal.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! Probes on a real containerd: readiness, restarts by liveness probes, and restarts of the daemon.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! Image pulls from a real registry: pull policies, retries, credentials, and a remote registry.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

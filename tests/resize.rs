@@ -1,7 +1,6 @@
 //! In-place resize of pods, on a real runtime and real cgroups.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::path::PathBuf;
 use std::time::Duration;

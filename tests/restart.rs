@@ -1,7 +1,6 @@
 //! The daemon is killed and restarted: no container restarts, and statuses are right.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

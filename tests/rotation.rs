@@ -1,8 +1,7 @@
 //! Log rotation of containers that write a lot, on a real containerd: rotated, compressed, removed,
 //! followed and read, through the apiserver and the port of the node.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::PathBuf;

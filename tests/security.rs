@@ -1,8 +1,7 @@
 //! Security contexts on a real runtime: users, namespaces, sysctls, runtime classes; and termination
 //! messages.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs::File;
 use std::net::{Ipv6Addr, SocketAddrV6};

@@ -1,5 +1,4 @@
 //! Checks that the tests named in docs/security.md exist.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
 

@@ -1,7 +1,6 @@
 //! A node without an apiserver: standalone mode and `--runonce`.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 

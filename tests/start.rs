@@ -1,7 +1,6 @@
 //! Start of the daemon and its errors.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::process::Command;

@@ -1,7 +1,6 @@
 //! Static pods from a directory and from a URL, valid and invalid, and their mirror pods.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::sync::Arc;

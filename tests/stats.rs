@@ -1,8 +1,7 @@
 //! Resource usage of node and pods, on a real containerd: the same values in `/stats/summary`,
 //! `/metrics/resource`, `/metrics/cadvisor` and the cAdvisor API, and close to what the pods use.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::net::Ipv4Addr;

@@ -1,8 +1,7 @@
 //! exec, attach and port-forward with kubectl on a real containerd, over WebSocket and SPDY, through
 //! the apiserver and the node.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

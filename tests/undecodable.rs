@@ -1,7 +1,6 @@
 //! Objects that a client library cannot decode do not affect others.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

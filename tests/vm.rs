@@ -1,8 +1,7 @@
 //! The node as shipped: installed on a machine, started by its systemd unit, with systemd slices on
 //! cgroup v2. `make vm-test` makes such a machine and installs it (`scripts/vm/payload.sh`).
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::net::Ipv4Addr;

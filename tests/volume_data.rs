@@ -1,8 +1,7 @@
 //! Volumes with data of objects on a real containerd: changes arrive at once and atomically, missing
 //! objects are waited for, and nothing else is written.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

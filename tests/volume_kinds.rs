@@ -1,8 +1,7 @@
 //! Kinds of volumes on a real node, as containers see them; errors of those that cannot be mounted,
 //! with upstream's texts, and the start of the pod once the cause is resolved.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::Path;

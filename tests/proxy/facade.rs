@@ -12,7 +12,7 @@ use kube::Client;
 use longshore_testkit::Host;
 use parking_lot::Mutex;
 
-use crate::world::on;
+use crate::proxy::world::on;
 
 pub(crate) struct Facade {
     address: SocketAddr,

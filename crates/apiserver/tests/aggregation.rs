@@ -1,7 +1,6 @@
 //! APIServices, and an aggregated server in this process behind a service.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use bytes::Bytes;
 use common::hook::*;

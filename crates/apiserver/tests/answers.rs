@@ -9,9 +9,7 @@
 //! answered with that code; a `setup` is not compared. Where this server answers otherwise, `own` is its
 //! answer and `why` says why.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]
-
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,7 +1,6 @@
 //! Roles, bindings and certificate requests, with the real kubectl and real certificates.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::process::Command;
 

@@ -1,7 +1,6 @@
 //! Who calls, by what is shown: bootstrap tokens, tokens of a file, and what is no good.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

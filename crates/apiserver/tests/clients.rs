@@ -1,7 +1,6 @@
 //! What Go clients lean on: protobuf bodies, impersonation, and the refusals that they look into.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::*;
 use serde_json::{Value, json};

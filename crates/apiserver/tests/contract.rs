@@ -7,9 +7,7 @@
 //! kube-apiserver and compares: whether an object is accepted, what is wrong with it, and warnings.
 //! `CONTRACT_REPORT` names a file for all differences, as JSON lines.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]
-
-mod common;
+use crate::common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

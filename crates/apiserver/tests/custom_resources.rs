@@ -1,8 +1,6 @@
 //! Custom kinds, from their definition to the end of their objects.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-#![allow(clippy::arithmetic_side_effects)]
 
-mod common;
+use crate::common;
 
 use common::{Client, Cluster, eventually};
 use serde_json::{Value, json};

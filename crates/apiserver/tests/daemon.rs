@@ -1,7 +1,6 @@
 //! The binary as a process: what it keeps, and how it stops.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::process::{Child, Command, Stdio};
 

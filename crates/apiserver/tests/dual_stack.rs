@@ -1,7 +1,6 @@
 //! Services of both families, and addresses of ServiceCIDRs, over real HTTPS.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::*;
 use serde_json::{Value, json};

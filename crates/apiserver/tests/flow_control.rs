@@ -1,7 +1,6 @@
 //! Priority and fairness: what an apiserver does with requests of a level of one seat.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 use std::time::Duration;

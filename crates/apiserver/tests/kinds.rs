@@ -1,8 +1,7 @@
 //! Kinds that are more than stored, over real HTTPS: what the server makes of them, and what it has
 //! of them from the start.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::*;
 use serde_json::{Value, json};

@@ -1,7 +1,6 @@
 //! Limits of anonymous clients and of users: attacks over real HTTPS.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -2,9 +2,7 @@
 //! what they are answered must be possible if there was one copy of everything. `LINEARIZABILITY_ROUNDS`
 //! has more servers killed.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]
-
-mod common;
+use crate::common;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

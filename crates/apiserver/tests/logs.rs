@@ -1,8 +1,7 @@
 //! `pods/log`, from the client through the apiserver to a node's port and back.
 //! The node is a stand-in that speaks TLS and answers as scripted; the node daemon's own tests have the real one.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

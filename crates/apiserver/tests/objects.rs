@@ -1,7 +1,6 @@
 //! Objects over real HTTPS: create, read, update, patch, delete, and what must not go wrong with them.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::*;
 use serde_json::{Value, json};

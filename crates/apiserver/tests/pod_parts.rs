@@ -1,7 +1,6 @@
 //! Subresources of pods that change a part of them, and what runtime classes do to pods.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::*;
 use serde_json::{Value, json};

@@ -1,7 +1,6 @@
 //! `pods/proxy` and `services/proxy`, to a program that a pod could run.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::convert::Infallible;
 use std::net::{IpAddr, UdpSocket};

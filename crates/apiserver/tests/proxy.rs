@@ -1,8 +1,7 @@
 //! `nodes/proxy` and refused upgrades, through the apiserver to a stand-in for a node that answers
 //! what a bad one would.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::convert::Infallible;
 use std::sync::Arc;

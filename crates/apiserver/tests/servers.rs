@@ -1,9 +1,7 @@
 //! Several servers over one etcd: addresses and node ports are given once, a server that dies loses nothing,
 //! and what it left behind goes.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]
-
-mod common;
+use crate::common;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,7 +1,6 @@
 //! `longshore-apiserver snapshot` and `migrate`, on stores that have been served.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::process::Command;

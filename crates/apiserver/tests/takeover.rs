@@ -2,9 +2,7 @@
 //! server and back with `KUBE_APISERVER` and `ETCD` (paths of programs): each reads what the other has
 //! written, as the other shows it. Without, values that kube-apiserver 1.36 wrote are read.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]
-
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -2,9 +2,8 @@
 //! (`data/objects.yaml`), and what else each client offers. `kube` always goes; Python's and JavaScript's clients
 //! where their packages are: `kubernetes` for the Python of `TOUR_PYTHON` (or `python3`), and
 //! `@kubernetes/client-node` in a folder of `NODE_PATH`. `scripts/fetch-clients.sh` gets both.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,7 @@
 //! Volumes and claims with the real kubectl and the real binary. What controllers do with them is
 //! tested in `longshore-controllers`.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::kubectl::kubectl;
 

@@ -1,7 +1,6 @@
 //! Lists in chunks and watches over real HTTPS.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! Admission webhooks, called in this process by URL and by service.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::hook::*;
 use common::*;

@@ -1,8 +1,7 @@
 //! Workloads over real HTTPS: their defaults and rules, `scale`, `eviction`, and the admission that pods
 //! go through.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::*;
 use serde_json::{Value, json};

@@ -1,7 +1,6 @@
 //! Certificates of nodes and users, bootstrap tokens and aggregated roles over a real apiserver.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::arithmetic_side_effects, missing_docs)]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::path::Path;

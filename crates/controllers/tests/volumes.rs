@@ -1,7 +1,6 @@
 //! The controllers of volumes over a real apiserver.
-#![allow(clippy::unwrap_used, clippy::arithmetic_side_effects, missing_docs)]
 
-mod common;
+use crate::common;
 
 use std::fmt::Debug;
 use std::path::Path;

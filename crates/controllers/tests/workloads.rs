@@ -1,7 +1,6 @@
 //! The controllers of workloads over a real apiserver, with kubelets that run no containers.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
+use crate::common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

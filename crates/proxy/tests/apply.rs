@@ -1,7 +1,6 @@
 //! Rules in the kernel, with both variants of iptables.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,4 @@
 //! Copies of a store: into a new file and back, and what is refused.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs::File;
 use std::path::Path;

@@ -1,6 +1,5 @@
 //! SIGKILL while writing: a child writes and reports what was acknowledged, the parent kills it at
 //! any moment and looks at what is in the file. Again and again on the same file.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -92,7 +91,7 @@ type Acknowledged = BTreeMap<Revision, (String, u64)>;
 /// Runs a child for a random while, kills it, and yields what it reported.
 fn run_and_kill(path: &Path) -> Acknowledged {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture"])
+        .args(["--exact", "crash::child", "--nocapture"])
         .env(FILE, path)
         .stdout(Stdio::piped())
         .spawn()

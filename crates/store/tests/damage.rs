@@ -1,6 +1,5 @@
 //! Files that are torn, cut, foreign or in use: a clear error that names the file, or a store that
 //! works; never a panic.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,4 @@
 //! What only a store in a file has: reopening, giving space back, a full disk.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
 use std::process::Command;
@@ -164,15 +163,16 @@ const FOLDER: &str = "LONGSHORE_FULL_DISK_TEST";
 #[test]
 fn embedded_full_disk_is_survived() {
     let folder = TempDir::new().unwrap();
-    let status = Command::new("unshare")
+    let output = Command::new("unshare")
         .args(["--mount", "--", "sh", "-c"])
-        .arg("mount -t tmpfs -o size=6m tmpfs \"$0\" && exec \"$1\" --exact full_disk_child --nocapture")
+        .arg("mount -t tmpfs -o size=6m tmpfs \"$0\" && exec \"$1\" --exact embedded::full_disk_child --nocapture")
         .arg(folder.path())
         .arg(std::env::current_exe().unwrap())
         .env(FOLDER, folder.path())
-        .status()
+        .output()
         .unwrap();
-    assert!(status.success());
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
 }
 
 /// Not a test of its own: runs where the disk is small.

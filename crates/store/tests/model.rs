@@ -1,5 +1,4 @@
 //! The embedded store against a model that keeps a whole copy of the keys for every revision.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 use std::path::Path;

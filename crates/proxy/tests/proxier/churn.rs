@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::common::{in_netns, sh};
-use crate::world::{World, proxier};
+use crate::proxier::world::{World, proxier};
 
 /// Numbers that look random and are the same in each run (xorshift).
 struct Dice(u64);

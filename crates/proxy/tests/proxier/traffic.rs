@@ -16,7 +16,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-use crate::world::{
+use crate::proxier::world::{
     World, answerers, ask, ask_in_pod, everywhere, is_dropped_in_pod, refused_in_pod,
 };
 

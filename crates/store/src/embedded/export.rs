@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redb::{Database, Durability, ReadableTable};
@@ -262,7 +263,7 @@ pub fn check_file(
 ) -> crate::Result<Checked> {
     let file = StoreFile::open_existing(path)?;
     let checked = file.with(|database| {
-        let now = Snapshot::of(database)?;
+        let now = Snapshot::of(database, Arc::default())?;
         let mut checked = Checked { revision: now.newest, ..Checked::default() };
         for fault in now.tables.disagreements()? {
             checked.fault(fault);

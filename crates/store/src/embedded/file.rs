@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use redb::{Database, ReadOnlyTable, ReadableDatabase, TableHandle};
 
+use super::cache::RecordCache;
 use super::disk;
 use super::fault::{Fault, Result};
 use super::tables::{
@@ -33,12 +34,14 @@ pub(super) struct StoreFile {
 struct Open {
     /// As of the newest commit, from the first read after it on. Dropped before the engine.
     newest: Mutex<Option<Arc<Snapshot>>>,
+    /// Of this opening: where a commit is lost with an I/O error, its revisions are given again.
+    records: Arc<RecordCache>,
     database: Database,
 }
 
 impl Open {
     fn new(database: Database) -> Self {
-        Open { newest: Mutex::new(None), database }
+        Open { newest: Mutex::new(None), records: Arc::default(), database }
     }
 
     /// The newest commit. Opening its tables costs more than most reads, so it is done once.
@@ -48,7 +51,7 @@ impl Open {
             return Ok(snapshot.clone());
         }
         // under the lock: a snapshot from before a commit is not put back after it
-        let snapshot = Arc::new(Snapshot::of(&self.database)?);
+        let snapshot = Arc::new(Snapshot::of(&self.database, self.records.clone())?);
         Ok(newest.insert(snapshot).clone())
     }
 }
@@ -58,10 +61,11 @@ pub(super) struct Snapshot {
     pub(super) tables: Tables<ReadOnlyTable<i64, Row>, ReadOnlyTable<Version, i64>>,
     pub(super) newest: Revision,
     pub(super) compacted: Revision,
+    records: Arc<RecordCache>,
 }
 
 impl Snapshot {
-    pub(super) fn of(database: &Database) -> Result<Self> {
+    pub(super) fn of(database: &Database, records: Arc<RecordCache>) -> Result<Self> {
         let transaction = database.begin_read()?;
         let tables = Tables {
             records: transaction.open_table(RECORDS)?,
@@ -70,7 +74,7 @@ impl Snapshot {
         let compacted =
             transaction.open_table(META)?.get(COMPACTED)?.map_or(0, |value| value.value());
         let newest = tables.newest(compacted)?;
-        Ok(Snapshot { tables, newest, compacted })
+        Ok(Snapshot { tables, newest, compacted, records })
     }
 
     /// As [`Tables::list`], at the revision that is asked for, or else now.
@@ -82,7 +86,7 @@ impl Snapshot {
     ) -> Result<Option<Page>> {
         let at = if options.revision == 0 { self.newest } else { options.revision };
         self.readable(at)?;
-        self.tables.list(prefix, options, at, most)
+        self.tables.list(prefix, options, at, most, &self.records)
     }
 
     /// Refuses a revision that is compacted or yet to come.

@@ -28,6 +28,7 @@ use transaction::Change;
 use watcher::Watcher;
 use writer::{Answer, Command, REQUESTS, Request, Writer};
 
+mod cache;
 mod disk;
 mod export;
 mod fault;

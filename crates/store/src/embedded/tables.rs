@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use redb::{ReadableTable, TableDefinition};
 
+use super::cache::RecordCache;
 use super::fault::{Fault, Result};
 use crate::{Error, Event, KeyValue, ListOptions, PAGE_BYTES, Page, Revision};
 
@@ -104,6 +105,18 @@ where
         Ok(self.records.get(revision)?.map(|row| Record::read(row.value())))
     }
 
+    /// As [`Tables::record`], kept in the cache.
+    fn key_value(&self, revision: Revision, cache: &RecordCache) -> Result<Option<KeyValue>> {
+        if let Some(cached) = cache.get(revision) {
+            return Ok(Some(cached));
+        }
+        let read = self.record(revision)?.map(|record| record.into_key_value(revision));
+        if let Some(read) = &read {
+            cache.insert(read);
+        }
+        Ok(read)
+    }
+
     /// The key's newest revision and record, unless it is deleted or never was.
     pub(super) fn current(&self, key: &str) -> Result<Option<(Revision, Record)>> {
         let Some(last) = self.index.range((key, 0)..=(key, i64::MAX))?.next_back() else {
@@ -124,6 +137,7 @@ where
         options: &ListOptions,
         at: Revision,
         most: Effort,
+        cache: &RecordCache,
     ) -> Result<Option<Page>> {
         let from = options.start.as_deref().map_or(prefix, |start| start.max(prefix));
         let mut page = Page { items: Vec::new(), revision: at, remaining: 0 };
@@ -133,9 +147,9 @@ where
             if bytes >= PAGE_BYTES || (options.limit != 0 && page.items.len() >= options.limit) {
                 page.remaining = page.remaining.saturating_add(1);
                 return Ok(!options.uncounted);
-            } else if let Some(record) = self.record(revision)? {
-                bytes = record.value.len().saturating_add(bytes);
-                page.items.push(record.into_key_value(revision));
+            } else if let Some(stored) = self.key_value(revision, cache)? {
+                bytes = stored.value.len().saturating_add(bytes);
+                page.items.push(stored);
                 is_whole = bytes <= most.bytes;
             }
             Ok(is_whole)

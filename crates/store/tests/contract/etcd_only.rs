@@ -7,8 +7,8 @@ use bytes::Bytes;
 use futures::StreamExt;
 use longshore_store::{Error, Expect};
 
-use crate::backend::Etcd;
-use crate::cases::create;
+use crate::contract::backend::Etcd;
+use crate::contract::cases::create;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_keys_share_leases() {

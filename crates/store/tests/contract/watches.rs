@@ -7,7 +7,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use longshore_store::{Error, Event, Expect, Result, Revision, WatchItem};
 
-use crate::cases::{Shared, create, update};
+use crate::contract::cases::{Shared, create, update};
 
 type Watch = BoxStream<'static, Result<WatchItem>>;
 

@@ -1,15 +1,7 @@
 //! kube-proxy as its users run it: a real apiserver, `longshore proxy` on a host of its own, real
 //! packets.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    missing_docs
-)]
 
-#[path = "../common/mod.rs"]
-mod common;
+use crate::common;
 mod facade;
 mod world;
 

@@ -1,9 +1,7 @@
 //! Services and slices in, packets through: the whole way with both variants and both families.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod churn;
-#[path = "../common/mod.rs"]
-mod common;
+use crate::common;
 mod traffic;
 mod world;
 

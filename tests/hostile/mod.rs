@@ -1,9 +1,7 @@
 //! Hostile clients at the ports of a real node: they get errors, the daemon does not grow, and
 //! authorized clients are served meanwhile.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../common/mod.rs"]
-mod common;
+use crate::common;
 mod target;
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,4 @@
 //! One contract, put to both backends. A case knows nothing of the backend that it runs on.
-#![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod backend;
 mod cases;
@@ -11,15 +10,15 @@ macro_rules! contract {
         mod embedded {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                let backend = crate::backend::Embedded::start().await;
-                crate::$group::$case(backend.store.clone()).await;
+                let backend = crate::contract::backend::Embedded::start().await;
+                crate::contract::$group::$case(backend.store.clone()).await;
             })*
         }
         mod etcd {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                let backend = crate::backend::Etcd::start().await;
-                crate::$group::$case(backend.store.clone()).await;
+                let backend = crate::contract::backend::Etcd::start().await;
+                crate::contract::$group::$case(backend.store.clone()).await;
             })*
         }
     };
