@@ -88,9 +88,10 @@ async fn until_ready(cluster: &mut Cluster<'_>, replicas: u16) -> Result<f64> {
     let seconds = start.elapsed().as_secs_f64();
 
     deployments.delete(NAME, &DeleteParams::foreground()).await?;
-    wait_until(TIMEOUT, "the pods to go", async || -> Result<()> {
+    wait_until(TIMEOUT, "the deployment and its pods to go", async || -> Result<()> {
         let left = pods.list(&kube::api::ListParams::default()).await?.items.len();
-        ensure!(left == 0, "{left} are left");
+        ensure!(left == 0, "{left} pods are left");
+        ensure!(deployments.get_opt(NAME).await?.is_none(), "the deployment is left");
         Ok(())
     })
     .await?;

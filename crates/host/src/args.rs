@@ -13,11 +13,16 @@ use longshore_duration::GoDuration;
 #[command(name = "longshore", bin_name = "longshore", version, disable_help_subcommand = true)]
 pub struct Cli {
     /// The directory under which all files of the cluster are
-    #[arg(long, value_name = "DIR", default_value = "/", global = true)]
+    #[arg(long, value_name = "DIR", default_value = "/", global = true, value_parser = absolute)]
     pub root: PathBuf,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// A path from `/` on: units, and later commands, have another working directory.
+fn absolute(text: &str) -> std::io::Result<PathBuf> {
+    std::path::absolute(text)
 }
 
 /// What to do.
@@ -57,13 +62,13 @@ pub struct NodeArgs {
     #[arg(long, value_name = "URL")]
     pub container_runtime_endpoint: Option<String>,
     /// Where the runtime reads its network configuration; one is written if there is none
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub cni_conf_dir: Option<PathBuf>,
     /// A KubeletConfiguration whose fields are used in place of the usual ones
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
     pub node_config: Option<PathBuf>,
     /// A KubeProxyConfiguration whose fields are used in place of the usual ones
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
     pub proxy_config: Option<PathBuf>,
     /// A further flag of the node, such as --node-arg=--node-labels=disk=ssd; may be repeated
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
@@ -86,13 +91,13 @@ pub struct UpArgs {
     #[arg(long, value_name = "URL[,URL]", value_delimiter = ',')]
     pub etcd: Vec<String>,
     /// The CA of the etcd
-    #[arg(long, value_name = "FILE", requires = "etcd")]
+    #[arg(long, value_name = "FILE", requires = "etcd", value_parser = absolute)]
     pub etcd_cafile: Option<PathBuf>,
     /// The certificate to show to the etcd
-    #[arg(long, value_name = "FILE", requires_all = ["etcd", "etcd_keyfile"])]
+    #[arg(long, value_name = "FILE", requires_all = ["etcd", "etcd_keyfile"], value_parser = absolute)]
     pub etcd_certfile: Option<PathBuf>,
     /// The key of --etcd-certfile
-    #[arg(long, value_name = "FILE", requires_all = ["etcd", "etcd_certfile"])]
+    #[arg(long, value_name = "FILE", requires_all = ["etcd", "etcd_certfile"], value_parser = absolute)]
     pub etcd_keyfile: Option<PathBuf>,
     /// The addresses of pods [default: 10.244.0.0/16]
     #[arg(long, value_name = "CIDR")]
@@ -294,6 +299,10 @@ mod tests {
         let line =
             "longshore up --pod-network-cidr 10.1.0.0/16 --service-cidr 10.2.0.0/16 --foreground";
         assert!(Cli::try_parse_from(line.split_whitespace()).is_ok());
+        let here = std::env::current_dir().unwrap();
+        let cli = Cli::try_parse_from(["longshore", "up", "--node-config=a/b"]).unwrap();
+        let Command::Up(up) = cli.command else { panic!("not up") };
+        assert_eq!(up.node.node_config, Some(here.join("a/b")));
         for (ttl, seconds) in [("0", 0), ("1h", 3600), ("24h0m0s", 86_400)] {
             let cli = Cli::try_parse_from(["longshore", "token", "create", "--ttl", ttl]).unwrap();
             let Command::Token(TokenCommand::Create(create)) = cli.command else { panic!() };

@@ -14,7 +14,7 @@ use hyper::Request;
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use kube::config::Kubeconfig;
-use longshore_tls::NoVerifier;
+use longshore_tls::{NoVerifier, pem};
 use ring::{digest, hmac};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
@@ -39,7 +39,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 pub struct Cluster {
     /// Its apiserver, as `https://HOST:PORT`.
     pub url: String,
-    /// Its CA in PEM.
+    /// Its CA in PEM: the certificates that a hash vouches for, and no other.
     pub ca: String,
 }
 
@@ -48,10 +48,15 @@ pub struct Cluster {
 /// # Errors
 /// The PEM has no certificate.
 pub fn hash_of(ca: &str) -> Result<String> {
-    let invalid =
-        |reason: &dyn std::fmt::Display| Error::refused(format!("the CA of the cluster: {reason}"));
-    let der = CertificateDer::from_pem_slice(ca.as_bytes()).map_err(|error| invalid(&error))?;
-    let (_, certificate) = X509Certificate::from_der(&der).map_err(|error| invalid(&error))?;
+    hash_of_der(&CertificateDer::from_pem_slice(ca.as_bytes()).map_err(invalid_ca)?)
+}
+
+fn invalid_ca(reason: impl std::fmt::Display) -> Error {
+    Error::refused(format!("the CA of the cluster: {reason}"))
+}
+
+fn hash_of_der(der: &CertificateDer<'_>) -> Result<String> {
+    let (_, certificate) = X509Certificate::from_der(der).map_err(invalid_ca)?;
     let hash = digest::digest(&digest::SHA256, certificate.public_key().raw);
     let digits: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("sha256:{digits}"))
@@ -70,6 +75,35 @@ pub fn parse_hash(text: &str) -> Result<String> {
         )));
     }
     Ok(text.to_ascii_lowercase())
+}
+
+/// PURE: of the CA's certificates in PEM those that have one of these hashes. A bundle with one more is
+/// what a server would send that wants to pass for the cluster.
+///
+/// # Errors
+/// There is none.
+fn pinned(ca: &str, hashes: &[String]) -> Result<String> {
+    let (mut pem, mut others) = (String::new(), Vec::new());
+    for der in CertificateDer::pem_slice_iter(ca.as_bytes()) {
+        let der = der.map_err(invalid_ca)?;
+        let hash = hash_of_der(&der)?;
+        match hashes.contains(&hash) {
+            true => pem::append(&mut pem, "CERTIFICATE", &der),
+            false => others.push(hash),
+        }
+    }
+    if !pem.is_empty() {
+        return Ok(pem);
+    }
+    others.truncate(4);
+    let found = if others.is_empty() { "none".to_owned() } else { others.join(" and ") };
+    Err(Error::cluster(
+        WHAT,
+        format!(
+            "its CA has the hash {found}, and not {}: this is another cluster, or the hash is wrong",
+            hashes.join(" or ")
+        ),
+    ))
 }
 
 /// PURE: whether a detached JSON web signature of `content` is by the token.
@@ -138,16 +172,7 @@ pub fn verified(
     let ca = cluster.certificate_authority_data.unwrap_or_default();
     let ca = STANDARD.decode(ca).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let ca = ca.ok_or_else(|| invalid("its CA is not PEM in base 64".to_owned()))?;
-    let hash = hash_of(&ca)?;
-    if !hashes.contains(&hash) {
-        return Err(Error::cluster(
-            WHAT,
-            format!(
-                "its CA has the hash {hash}, and not {}: this is another cluster, or the hash is wrong",
-                hashes.join(" or ")
-            ),
-        ));
-    }
+    let ca = pinned(&ca, hashes)?;
     Ok(Cluster { url, ca })
 }
 
@@ -292,6 +317,14 @@ mod tests {
         let good = info(&content, &sign(&content, HEADER, token().secret()));
         let cluster = verified(&good, &token(), &[wrong.clone(), hash.clone()]).unwrap();
         assert_eq!(cluster, Cluster { url: "https://198.18.1.2:6443".into(), ca: ca.clone() });
+        // Of a bundle only what a hash vouches for is the cluster's CA, wherever it stands.
+        for bundle in [format!("{ca}{other}"), format!("{other}{ca}")] {
+            let content = kubeconfig("https://198.18.1.2:6443", &bundle);
+            let data = info(&content, &sign(&content, HEADER, token().secret()));
+            let cluster = verified(&data, &token(), std::slice::from_ref(&hash)).unwrap();
+            assert_eq!(hash_of(&cluster.ca).unwrap(), hash);
+            assert_eq!(cluster.ca.matches("BEGIN CERTIFICATE").count(), 1);
+        }
         let fails = |data: &BTreeMap<String, String>, hashes: &[String], part: &str| {
             let error = verified(data, &token(), hashes).unwrap_err().to_string();
             assert!(error.contains(part), "{part}: {error}");

@@ -1,8 +1,10 @@
 //! One command at a time on one root. `up --foreground` holds the lock for as long as it runs, so `down`
 //! and `reset` find it by that.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -12,9 +14,16 @@ use nix::unistd::Pid;
 use crate::error::At;
 use crate::{Error, Paths, Result};
 
-/// The lock of a root, until it is dropped. The file stays: removing it would give two holders.
+/// The lock of a root, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Lock(#[allow(dead_code, reason = "held")] Flock<File>);
+pub(crate) struct Lock(Flock<File>);
+
+impl Drop for Lock {
+    /// What holds the lock next may not have written its number yet.
+    fn drop(&mut self) {
+        let _ = self.0.set_len(0);
+    }
+}
 
 impl Lock {
     /// Takes the lock.
@@ -35,10 +44,15 @@ impl Lock {
     fn try_take(paths: &Paths) -> Result<std::result::Result<Self, Option<i32>>> {
         let path = paths.lock();
         if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).at("create", dir)?;
+            // For root alone: whoever can open the file can hold its lock.
+            DirBuilder::new().recursive(true).mode(0o700).create(dir).at("create", dir)?;
         }
-        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
-        match Flock::lock(file.at("open", &path)?, FlockArg::LockExclusiveNonblock) {
+        let mut options = File::options();
+        options.create(true).truncate(false).read(true).write(true).mode(0o600);
+        let file = options.open(&path).at("open", &path)?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            // Its last holder has removed it meanwhile, and another one may hold a new file.
+            Ok(held) if !is_at(&held, &path) => Ok(Err(None)),
             Ok(mut held) => {
                 let pid = std::process::id().to_string();
                 held.set_len(0).and_then(|()| held.write_all(pid.as_bytes())).at("write", &path)?;
@@ -96,6 +110,13 @@ impl Lock {
     }
 }
 
+/// Whether this open file is the one at a path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |found: fs::Metadata| (found.dev(), found.ino());
+    let (open, named) = (file.metadata().map(identity), fs::symlink_metadata(path).map(identity));
+    matches!((open, named), (Ok(open), Ok(named)) if open == named)
+}
+
 /// Whether another process holds the lock.
 pub(crate) fn is_held(paths: &Paths) -> bool {
     let Ok(file) = File::open(paths.lock()) else { return false };
@@ -117,8 +138,14 @@ mod tests {
         assert!(is_held(&paths));
         drop(lock);
         assert!(!is_held(&paths));
+        assert_eq!(fs::read(paths.lock()).unwrap(), b"", "nobody holds it");
+        let mode = fs::metadata(paths.lock()).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
         let lock = Lock::take(&paths).unwrap();
+        let file = File::open(paths.lock()).unwrap();
+        assert!(is_at(&file, &paths.lock()));
         lock.remove(&paths).unwrap();
+        assert!(!is_at(&file, &paths.lock()));
         assert!(!dir.path().join("run/longshore").exists());
     }
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt};
 use ipnet::Ipv4Net;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
 use longshore_base::systemd;
@@ -54,6 +55,8 @@ pub struct Member {
     address: Ipv4Addr,
     /// The range of its pods.
     pods: Ipv4Net,
+    /// Since when the node is registered.
+    since: Option<Timestamp>,
 }
 
 /// PURE: what a node says of its network; `None`: nothing yet, or nothing that can be used.
@@ -64,24 +67,31 @@ fn member(node: &Node) -> Option<Member> {
     let addresses = node.status.as_ref()?.addresses.as_ref()?;
     let internal = addresses.iter().filter(|address| address.type_ == "InternalIP");
     let address = internal.filter_map(|address| address.address.parse().ok()).next()?;
-    Some(Member { address, pods: pods.trunc() })
+    let since = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    Some(Member { address, pods: pods.trunc(), since })
 }
 
-/// PURE: the routes to the pods of other nodes. A range outside of the cluster's, or of two nodes, is
-/// nobody's: a node that lies must not draw the traffic of others.
+/// PURE: the routes to the pods of other nodes. A range outside of the cluster's is nobody's, and one that
+/// several nodes claim is the oldest's, after this machine's own: a node that lies draws no traffic of
+/// others, and takes no routes away.
 fn routes(
     members: &BTreeMap<String, Member>,
     own: &str,
     cluster: Ipv4Net,
 ) -> BTreeMap<Ipv4Net, Ipv4Addr> {
-    let mut found: BTreeMap<Ipv4Net, Ipv4Addr> = BTreeMap::new();
-    for (name, member) in members.iter().filter(|(name, _)| *name != own) {
-        let mut others = members.iter().filter(|(other, _)| *other != name);
-        let overlaps = |one: &Ipv4Net, other: &Ipv4Net| one.contains(other) || other.contains(one);
-        let is_shared = others.any(|(_, other)| overlaps(&member.pods, &other.pods));
-        let is_usable =
-            cluster.contains(&member.pods) && !is_shared && !member.address.is_loopback();
-        if is_usable && !cluster.contains(&member.address) {
+    let mut by_age: Vec<(&String, &Member)> = members.iter().collect();
+    by_age
+        .sort_by_key(|(name, member)| (*name != own, member.since.is_none(), member.since, *name));
+    let overlaps = |one: &Ipv4Net, other: &Ipv4Net| one.contains(other) || other.contains(one);
+    let mut claimed: Vec<Ipv4Net> = Vec::new();
+    let mut found = BTreeMap::new();
+    for (name, member) in by_age {
+        let is_free = !claimed.iter().any(|other| overlaps(&member.pods, other));
+        if name != own && (!is_free || !cluster.contains(&member.pods)) {
+            continue;
+        }
+        claimed.push(member.pods);
+        if name != own && !member.address.is_loopback() && !cluster.contains(&member.address) {
             found.insert(member.pods, member.address);
         }
     }
@@ -331,7 +341,7 @@ mod tests {
     }
 
     fn of(pods: &str, address: &str) -> Member {
-        Member { pods: pods.parse().unwrap(), address: address.parse().unwrap() }
+        Member { pods: pods.parse().unwrap(), address: address.parse().unwrap(), since: None }
     }
 
     #[test]
@@ -376,6 +386,16 @@ mod tests {
             let liar =
                 members(&[("a", of("10.244.0.0/24", "198.18.1.2")), ("b", of(pods, address))]);
             assert_eq!(routes(&liar, "a", cluster), BTreeMap::new(), "{pods} via {address}");
+        }
+        // Nor does one that came later take away those of others.
+        for pods in ["0.0.0.0/0", "10.244.0.0/16", "10.244.2.0/24", "10.244.2.7/32"] {
+            let mut all = good.clone();
+            for (second, member) in all.values_mut().enumerate() {
+                member.since = Timestamp::from_second(second as i64).ok();
+            }
+            let since = Timestamp::from_second(9).ok();
+            all.insert("0liar".to_owned(), Member { since, ..of(pods, "198.18.4.2") });
+            assert_eq!(routes(&all, "a", cluster), found, "{pods}");
         }
     }
 

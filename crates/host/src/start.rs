@@ -113,13 +113,18 @@ impl Start {
     }
 
     /// From now on the machine is part of its cluster.
-    fn complete(&mut self, created: Created) -> Result<()> {
+    fn complete(&mut self) -> Result<()> {
         self.settings.is_complete = true;
         let path = self.paths.settings();
-        longshore_base::files::replace(&path, self.settings.text()?.as_bytes())
-            .at("write", &path)?;
-        created.keep();
-        Ok(())
+        longshore_base::files::replace(&path, self.settings.text()?.as_bytes()).at("write", &path)
+    }
+
+    /// Stops what a failed command has started, before its files go. A machine that was part of its
+    /// cluster already keeps its units: what went wrong may be over in a moment.
+    async fn abandon(self, was_complete: bool) {
+        if !(was_complete && matches!(self.launcher, Launcher::Systemd)) {
+            self.launcher.stop().await;
+        }
     }
 
     /// Starts the services whose names `which` takes.
@@ -279,18 +284,20 @@ async fn up_locked(
     let is_new = !settings.is_complete;
     let mut start = Start::prepare(paths, settings, foreground).await?;
     let mut created = Created::default();
-    let made = make_cluster(&mut start, &mut created, stop).await;
+    let made = match make_cluster(&mut start, &mut created, stop).await {
+        Ok(client) => start.complete().map(|()| client),
+        failed => failed,
+    };
     let client = match made {
         Ok(client) => client,
         Err(error) => {
-            start.launcher.stop().await;
+            start.abandon(!is_new).await;
             return Err(error);
         }
     };
-    start.complete(created)?;
-    let started = start.start(|name| name != APISERVER);
-    if let Err(error) = started {
-        start.launcher.stop().await;
+    created.keep();
+    if let Err(error) = start.start(|name| name != APISERVER) {
+        start.abandon(!is_new).await;
         return Err(error);
     }
     let ca = std::fs::read_to_string(paths.ca()).at("read", &paths.ca())?;
@@ -401,11 +408,11 @@ async fn join_locked(paths: &Paths, args: &JoinArgs, stop: &CancellationToken) -
     let mut created = Created::default();
     let found = Joined { cluster: &cluster, token: &token, configuration: known.configuration };
     let joined = make_agent(&mut start, &mut created, &found, stop).await;
-    if let Err(error) = joined {
-        start.launcher.stop().await;
+    if let Err(error) = joined.and_then(|()| start.complete()) {
+        start.abandon(false).await;
         return Err(error);
     }
-    start.complete(created)?;
+    created.keep();
     // The node has a certificate, and the token is of no more use.
     crate::files::remove(&paths.bootstrap()).at("remove", &paths.bootstrap())?;
     print(&format!("joined the cluster at {}\n", start.settings.url))?;

@@ -79,12 +79,24 @@ pub(crate) fn start(service: &Service) -> Result<()> {
     })
 }
 
-/// The units that run, those that stop first first.
+/// The units that run, or are about to, those that stop first first.
 pub(crate) fn running() -> Vec<&'static str> {
     if !is_booted() {
         return Vec::new();
     }
-    UNITS.iter().rev().copied().filter(|unit| is("is-active", unit)).collect()
+    UNITS.iter().rev().copied().filter(|unit| is_started(&state(unit))).collect()
+}
+
+fn state(unit: &str) -> String {
+    let mut command = Command::new("systemctl");
+    command.args(["show", "--property=ActiveState", "--value", unit]);
+    run(command).unwrap_or_default()
+}
+
+/// PURE: whether a unit in this state has processes, or will have: one that has failed and is started
+/// again in a while is `activating`.
+fn is_started(state: &str) -> bool {
+    !matches!(state.trim(), "" | "inactive" | "failed")
 }
 
 fn is(word: &str, unit: &str) -> bool {
@@ -146,6 +158,16 @@ mod tests {
             let service =
                 Service { name: "x", unit: "x", program: "x", args: vec![arg.into()], role: None };
             assert!(environment(&service).is_err(), "{arg:?}");
+        }
+    }
+
+    #[test]
+    fn units_that_wait_for_their_next_start_count_as_running() {
+        for state in ["active\n", "reloading", "activating\n", "deactivating"] {
+            assert!(is_started(state), "{state}");
+        }
+        for state in ["", "inactive\n", "failed\n"] {
+            assert!(!is_started(state), "{state}");
         }
     }
 

@@ -211,7 +211,7 @@ impl Registry {
         stored: &'s KeyValue,
     ) -> Option<ObjectText<'s>> {
         let takes_text = items.takes_text() && request.selects_all();
-        takes_text.then(|| ObjectText::of(request.resource, stored)).flatten()
+        takes_text.then(|| ObjectText::of(request.resource, stored, &self.checked_texts)).flatten()
     }
 
     /// Stored objects as a resource shows them, by one call of a webhook where one converts them.

@@ -25,6 +25,7 @@ pub(crate) use continue_token::is_token as is_continue_token;
 pub(crate) use convert::Converter;
 pub(crate) use keys::is_path_segment;
 pub(crate) use list::{Items, ListRequest, Size, VersionMatch};
+use object_text::CheckedTexts;
 pub(crate) use object_text::ObjectText;
 pub use storage_form::StorageMediaType;
 pub(crate) use storage_form::{
@@ -55,6 +56,7 @@ pub(crate) struct Registry {
     left_out: Mutex<HashMap<String, Revision>>,
     /// Of resources, as the last list found it.
     sizes: Mutex<HashMap<&'static str, Size>>,
+    checked_texts: CheckedTexts,
 }
 
 /// What a write does with the stored object.
@@ -108,6 +110,7 @@ impl Registry {
             written: Mutex::default(),
             left_out: Mutex::default(),
             sizes: Mutex::default(),
+            checked_texts: CheckedTexts::default(),
         }
     }
 
@@ -165,7 +168,7 @@ impl Registry {
         name: &str,
     ) -> Result<Vec<u8>, StatusError> {
         let stored = self.stored(resource, namespace, name).await?;
-        if let Some(stored) = ObjectText::of(resource, &stored) {
+        if let Some(stored) = ObjectText::of(resource, &stored, &self.checked_texts) {
             let mut text = Vec::new();
             stored.append(&mut text);
             return Ok(text);

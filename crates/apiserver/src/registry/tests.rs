@@ -233,6 +233,17 @@ async fn list_texts_are_what_the_objects_are() {
         let text = registry.get_text(maps(), "default", object::name(object)).await.unwrap();
         assert_eq!(serde_json::from_slice::<Value>(&text).unwrap(), *object);
     }
+    // what is known of a text is not that of the next one
+    let key = "/registry/configmaps/default/c";
+    let revision = store.get(key).await.unwrap().unwrap().mod_revision;
+    let text = r#"{"kind":"ConfigMap","apiVersion":"v1","data":{"a":"{"},"metadata":{"name":"c"}}"#;
+    store.put(key, text.into(), Expect::Revision(revision), None).await.unwrap();
+    let expected = registry.get(maps(), "default", "c").await.unwrap();
+    for _ in 0..2 {
+        let mut listed = Listed::default();
+        registry.list(&request(maps(), ""), &mut listed).await.unwrap();
+        assert_eq!(listed.texts[2], expected);
+    }
     assert_eq!(registry.get_text(maps(), "default", "e").await.unwrap_err().code, 500);
     assert_eq!(registry.get_text(maps(), "default", "x").await.unwrap_err().code, 404);
     // a selector has to see the object, and events are shown other than they are stored

@@ -47,6 +47,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two requests at least, whatever certificates say: the clocks of node and signer may differ.
+const MIN_PERIOD: Duration = Duration::from_secs(60);
 /// The wall clock is read so often during a wait: it may be set meanwhile.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
@@ -309,7 +311,7 @@ impl Keeper {
             let obtained = match &current {
                 None => self.obtain().await,
                 Some(current) => {
-                    sleep_until(current.begin_refresh_at).await;
+                    tokio::join!(sleep_until(current.begin_refresh_at), sleep(MIN_PERIOD));
                     tokio::select! {
                         obtained = self.obtain() => obtained,
                         never = self.report_delay(current) => match never {},

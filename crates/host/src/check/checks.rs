@@ -533,11 +533,14 @@ fn certificates(facts: &Facts) -> Outcome {
         .iter()
         .find_map(|one| one.end.as_ref().err().map(|why| (one.path.display(), why)))
     {
-        return Outcome::failure(
-            name,
-            format!("{path}: {why}"),
-            "remove it, run longshore up, and restart longshore-apiserver",
-        );
+        // A CA that is made anew is another cluster's.
+        let remedy = match path.to_string().ends_with("ca.crt") {
+            true => {
+                "restore it from a backup: nothing that it has signed is valid under another one"
+            }
+            false => "remove it, run longshore up, and restart longshore-apiserver",
+        };
+        return Outcome::failure(name, format!("{path}: {why}"), remedy);
     }
     let ends = facts
         .certificates

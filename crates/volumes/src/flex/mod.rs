@@ -32,8 +32,19 @@ use crate::task::Task;
 const NOTE: &str = "flex.json";
 /// Timeout of the attachment by the control plane.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
-/// The start of the plugins that are part of Kubernetes.
-const IN_TREE: &str = "kubernetes.io~";
+/// Directories of the plugins that are part of Kubernetes. Drivers may have names that begin alike.
+const IN_TREE: [&str; 10] = [
+    layout::EMPTY_DIR,
+    layout::CONFIG_MAP,
+    layout::SECRET,
+    layout::DOWNWARD_API,
+    layout::PROJECTED,
+    layout::LOCAL,
+    layout::NFS,
+    layout::ISCSI,
+    layout::FC,
+    layout::CSI,
+];
 
 /// The unique name of a volume.
 fn device_name(driver: &str, volume: &str) -> String {
@@ -42,7 +53,7 @@ fn device_name(driver: &str, volume: &str) -> String {
 
 /// Whether a volume in a pod's directory is that of a driver.
 pub(super) fn is_of_driver(volume: &ReconstructedVolume) -> bool {
-    !volume.block && !volume.plugin.starts_with(IN_TREE)
+    !volume.block && !IN_TREE.contains(&volume.plugin.as_str())
 }
 
 /// The unique name of a volume that was found in a pod's directory, if it is that of a driver.
@@ -144,12 +155,8 @@ async fn mount(
 async fn stage(task: &Task<'_>, source: &FlexSource, driver: &Driver) -> Result<PathBuf, Error> {
     let (node, volume) = (task.node, &task.persistent.spec_name);
     let global = global_path(&node.root, &source.driver, volume);
-    let (path, table_path) = (global.clone(), global.clone());
-    let mounted = blocking(move || {
-        layout::make_dirs(&path)?;
-        Ok(Table::read()?.has(&table_path))
-    });
-    if mounted.await? {
+    let path = global.clone();
+    if blocking(move || Ok(Table::read()?.has(&path))).await? {
         return Ok(global);
     }
     let options = json(&options::of_volume(task, source))?;
@@ -162,6 +169,9 @@ async fn stage(task: &Task<'_>, source: &FlexSource, driver: &Driver) -> Result<
             attached.unwrap_or_default().device
         }
     };
+    // From now on there is something to detach: the directory says so.
+    let path = global.clone();
+    blocking(move || layout::make_dirs(&path)).await?;
     let waited = driver.call(tools, "waitforattach", &[device.as_ref(), options]).await;
     if let Some(answer) = waited.map_err(Error::unreached)? {
         device = answer.device;
@@ -238,17 +248,41 @@ pub(super) async fn take_down(
         }
         Err(error) => return Err(error),
     };
-    unmount(node, &driver, "unmount", path).await?;
-    if driver.capabilities.attach && !held.has_other_users(uid) {
-        let global = global_path(&node.root, &name, &volume.name);
-        unmount(node, &driver, "unmountdevice", global).await?;
-        if !node.devices.is_attach_controller_managed() {
-            let args = [volume.name.as_ref(), node.flex.node_name.as_ref()];
-            driver.call(&node.tools, "detach", &args).await?;
-        }
+    // A set-up that failed leaves an empty directory, which the driver has never seen.
+    if !is_gone(&path).await? {
+        unmount(node, &driver, "unmount", &path).await?;
     }
+    if driver.capabilities.attach && !held.has_other_users(uid) {
+        // By the directory the volume is found again, if what follows fails or is interrupted.
+        let kept = path.clone();
+        blocking(move || layout::make_dirs(&kept)).await?;
+        unstage(node, &driver, &volume.name).await?;
+    }
+    // The driver may have removed it.
+    blocking(move || layout::remove_dir(&path)).await?;
     held.remove_user(uid);
     Ok(())
+}
+
+/// Has the driver unmount a volume that no pod uses any more, and detach it if the control plane does not.
+async fn unstage(node: &State, driver: &Arc<Driver>, volume: &str) -> Result<(), Error> {
+    let global = global_path(&node.root, &driver.name, volume);
+    let path = global.clone();
+    let found = blocking(move || Ok((path.is_dir(), Table::read()?.has(&path))));
+    let (is_attached, is_mounted) = found.await?;
+    if !is_attached {
+        return Ok(());
+    }
+    if is_mounted {
+        unmount(node, driver, "unmountdevice", &global).await?;
+    }
+    if !node.devices.is_attach_controller_managed() {
+        let path = global.clone();
+        blocking(move || layout::make_dirs(&path)).await?;
+        let args = [volume.as_ref(), node.flex.node_name.as_ref()];
+        driver.call(&node.tools, "detach", &args).await?;
+    }
+    blocking(move || layout::remove_dir(&global)).await
 }
 
 /// Whether nothing is mounted or kept at a path.
@@ -264,21 +298,15 @@ async fn is_gone(path: &Path) -> Result<bool, Error> {
     .await
 }
 
-/// Has the driver unmount a path, if that exists, and removes it.
+/// Has the driver unmount a path.
 async fn unmount(
     node: &State,
     driver: &Arc<Driver>,
     command: &'static str,
-    path: PathBuf,
+    path: &Path,
 ) -> Result<(), Error> {
-    let (place, table_path) = (path.clone(), path.clone());
-    let exists = blocking(move || Ok(Table::read()?.has(&table_path) || place.is_dir())).await?;
-    if !exists {
-        return Ok(());
-    }
     if driver.call(&node.tools, command, &[path.as_os_str()]).await?.is_none() {
-        host::unmount(path.clone()).await?;
+        host::unmount(path.to_owned()).await?;
     }
-    // The driver may have removed it.
-    blocking(move || layout::remove_dir(&path)).await
+    Ok(())
 }

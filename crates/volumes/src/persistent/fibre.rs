@@ -21,8 +21,13 @@ pub(crate) struct FibreDisk {
 pub(crate) enum Identifiers {
     /// Names of the target's ports, and the number of the disk there.
     Targets { names: Vec<String>, lun: i32 },
-    /// Identifiers of the disk itself, without spaces.
+    /// Identifiers of the disk itself. In names of files they have `_` in place of a space.
     Disks(Vec<String>),
+}
+
+/// Identifiers as udev has them in names of files.
+fn in_file_name(ids: &str) -> String {
+    ids.replace(' ', "_")
 }
 
 impl FibreDisk {
@@ -31,10 +36,7 @@ impl FibreDisk {
         let names = source.target_wwns.clone().unwrap_or_default();
         let identifiers = match source.lun {
             Some(lun) if !names.is_empty() => Identifiers::Targets { names, lun },
-            _ => {
-                let ids = source.wwids.iter().flatten();
-                Identifiers::Disks(ids.map(|id| id.replace(' ', "_")).collect())
-            }
+            _ => Identifiers::Disks(source.wwids.clone().unwrap_or_default()),
         };
         Self {
             identifiers,
@@ -55,7 +57,7 @@ impl FibreDisk {
         if self.ids().is_empty() {
             return Some("no fc disk information found".to_owned());
         }
-        let valid = |byte: u8| byte.is_ascii_alphanumeric() || b"._:+-".contains(&byte);
+        let valid = |byte: u8| byte.is_ascii_alphanumeric() || b" ._:+-".contains(&byte);
         let bad = |id: &&String| {
             id.is_empty() || id.len() > 128 || id.starts_with('.') || !id.bytes().all(valid)
         };
@@ -76,7 +78,7 @@ impl FibreDisk {
         let ids = self.ids().join("-");
         match self.identifiers {
             Identifiers::Targets { lun, .. } => format!("{ids}-lun-{lun}"),
-            Identifiers::Disks(_) => ids,
+            Identifiers::Disks(_) => in_file_name(&ids),
         }
     }
 
@@ -91,7 +93,7 @@ impl FibreDisk {
             _ => Identifiers::Disks(ids(name)),
         };
         let disk = Self { identifiers, file_system: None, read_only: false };
-        disk.invalid().is_none().then_some(disk)
+        (disk.invalid().is_none() && disk.dir_name() == name).then_some(disk)
     }
 
     /// Whether a link in `/dev/disk/by-path` or `by-id` leads to the disk.
@@ -105,9 +107,9 @@ impl FibreDisk {
                 };
                 names.iter().filter_map(start).any(is_host)
             }
-            Identifiers::Disks(ids) => {
-                name.strip_prefix("scsi-").is_some_and(|name| ids.iter().any(|id| id == name))
-            }
+            Identifiers::Disks(ids) => name
+                .strip_prefix("scsi-")
+                .is_some_and(|name| ids.iter().any(|id| in_file_name(id) == name)),
         }
     }
 }
@@ -135,8 +137,12 @@ mod tests {
         );
         assert_eq!(by_target.dir_name(), "50060e801049cfd1-50060e801049cfd2-lun-3");
         let by_id = disk(&["ignored"], None, &["3600508b4", "VENDOR X  1"]);
-        assert_eq!(by_id.unique_name(), "kubernetes.io/fc/[3600508b4 VENDOR_X__1]");
-        for disk in [by_target, by_id] {
+        // The attach controller has the identifier as it is.
+        assert_eq!(by_id.unique_name(), "kubernetes.io/fc/[3600508b4 VENDOR X  1]");
+        assert_eq!(by_id.dir_name(), "3600508b4-VENDOR_X__1");
+        assert!(by_id.is_link("scsi-VENDOR_X__1"));
+        let without_spaces = disk(&[], None, &["3600508b4", "VENDOR_X__1"]);
+        for disk in [by_target, without_spaces] {
             let path = Path::new("/plugins/kubernetes.io/fc").join(disk.dir_name());
             assert_eq!(FibreDisk::parse(&path), Some(disk));
         }

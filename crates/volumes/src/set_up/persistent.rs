@@ -21,6 +21,12 @@ impl Volumes {
         persistent: &Persistent,
     ) -> Result<Mounted, Error> {
         layout::component("volume name", &persistent.dir_name())?;
+        let is_csi =
+            matches!(persistent.source, PersistentSource::Csi(_) | PersistentSource::CsiInline(_));
+        if !is_csi {
+            // The others have it as it is in paths.
+            layout::component("volume name", &persistent.spec_name)?;
+        }
         layout::component("pod UID", spec::uid(pod))?;
         let task = Task { node: &self.inner, pod, persistent };
         match &persistent.source {

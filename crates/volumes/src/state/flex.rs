@@ -39,7 +39,7 @@ pub(crate) struct FlexDrivers {
 /// A driver as it was initialised.
 #[derive(Debug)]
 pub(crate) struct Driver {
-    name: String,
+    pub(crate) name: String,
     program: PathBuf,
     version: Version,
     pub(crate) capabilities: Capabilities,

@@ -187,6 +187,42 @@ async fn flex_volume_that_the_node_attaches_as_root() {
     vendor.0.assert_clean();
 }
 
+/// The driver is asked to undo what it has done, until it has, and nothing else.
+#[tokio::test]
+async fn flex_end_that_fails_is_tried_again_as_root() {
+    const FAILURE: &str = r#"{"status": "Failure", "message": "busy"}"#;
+    let mut vendor = Vendor::start(&[("init", OK), ("attach", FAILURE)]).await;
+    vendor.0.claim("a", json!({"flexVolume": {"driver": DRIVER}}));
+    vendor.0.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
+    assert_eq!(vendor.commands(), ["init", "attach"]);
+    vendor.0.remove("u1").await;
+    assert_eq!(vendor.commands(), [""; 0], "it was neither attached nor mounted");
+    vendor.0.assert_clean();
+
+    for (command, answer) in
+        [("attach", OK), ("mountdevice", OK), ("unmountdevice", FAILURE), ("detach", FAILURE)]
+    {
+        vendor.answer(command, answer);
+    }
+    vendor.0.mount(&pod_with("u2", &["a"], json!({}))).await.unwrap();
+    vendor.asked();
+    let device = format!("{DRIVER}/pv-a");
+    for (command, asked) in [
+        ("unmountdevice", vec!["unmount", "unmountdevice"]),
+        ("detach", vec!["init", "unmountdevice", "detach"]),
+    ] {
+        vendor.0.volumes.remove_pod("u2").await.unwrap_err();
+        assert_eq!(vendor.commands(), asked);
+        assert_eq!(vendor.0.users()[&device].len(), 1, "in use until it has succeeded");
+        vendor.answer(command, OK);
+        vendor.0.restart();
+        assert_eq!(vendor.0.users()[&device].len(), 1);
+    }
+    vendor.0.remove("u2").await;
+    assert_eq!(vendor.commands(), ["init", "detach"]);
+    vendor.0.assert_clean();
+}
+
 #[tokio::test]
 async fn flex_volume_that_the_control_plane_attaches_as_root() {
     let mut vendor = Vendor::start(&[("init", OK)]).await;

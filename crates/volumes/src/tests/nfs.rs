@@ -74,6 +74,25 @@ async fn nfs_helper_failure_or_timeout_is_reported_as_root() {
     world.assert_clean();
 }
 
+/// Names come from the apiserver: an absolute one would be a directory of the node.
+#[tokio::test]
+async fn nfs_volume_named_like_a_path_is_refused() {
+    let world = World::start().await;
+    world.tool("mount.nfs", "exit 0");
+    world.tool("mount", "touch \"${0%/bin/mount}/ran\"");
+    let target = world.root.join("target");
+    fs::create_dir(&target).unwrap();
+    for name in [target.to_str().unwrap(), "../x", "a/b", ".."] {
+        let mut pod = pod();
+        pod.spec.as_mut().unwrap().volumes.as_mut().unwrap()[0].name = name.to_owned();
+        let error = world.mount(&pod).await.unwrap_err();
+        assert!(error.contains("volume name"), "{name}: {error}");
+    }
+    assert!(!world.root.join("ran").exists());
+    world.remove("u1").await;
+    world.assert_clean();
+}
+
 #[tokio::test]
 async fn nfs_without_helper_is_reported() {
     let world = World::start().await;
