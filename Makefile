@@ -35,6 +35,7 @@ install: ## build and install programs, units of systemd, man pages and completi
 uninstall: ## remove what make install has installed; clusters and their data stay (longshore reset removes them)
 	@scripts/install.sh uninstall "$(built)" "$(DESTDIR)" "$(PREFIX)"
 
+# One test more than there are CPUs: those on hosts wait for containers half of their time.
 # With other programs than those of the PATH: CONTAINERD=FILE, with ctr and the shim beside it; KUBECTL=FILE.
 test: ## run all tests; CONTAINERD and KUBECTL choose the programs
 	@scripts/install-deps.sh test
@@ -43,7 +44,7 @@ test: ## run all tests; CONTAINERD and KUBECTL choose the programs
 	PATH="$${chosen:+$$chosen:}$$PATH"; \
 	kubectl=$$(scripts/fetch-kubectl.sh $(CACHE)/kubectl); PATH="$${kubectl:+$$kubectl:}$$PATH"; \
 	for client in $$(scripts/fetch-clients.sh $(CACHE)/clients); do export "$$client"; done; \
-	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace; \
+	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace --test-threads $$(($$(nproc) + 1)); \
 	else cargo test --workspace --no-fail-fast; fi
 
 test-unit: ## run the tests that need no root, container runtime or iptables

@@ -17,6 +17,8 @@ systemctl daemon-reload
 systemctl start containerd
 
 failed=
+# The payload is read-only.
+log=$(mktemp)
 # One line of `cases`: cases DRIVER MODULE TEST…; without a test, all of the module's.
 cases() {
     driver=$1 module=$2
@@ -27,11 +29,11 @@ cases() {
     fi
     echo "vm: $module, driver $driver"
     # shellcheck disable=SC2086 # words
-    LONGSHORE_CGROUP_DRIVER=$driver ./node-tests --include-ignored --color=never --test-threads=1 $exact $names >log 2>&1 &&
+    LONGSHORE_CGROUP_DRIVER=$driver ./node-tests --include-ignored --color=never --test-threads=1 $exact $names >"$log" 2>&1 &&
         # A name that no test has would pass.
-        grep -q "^test result: ok. $([ $# = 0 ] && echo '[1-9]' || echo "$#")" log ||
+        grep -q "^test result: ok. $([ $# = 0 ] && echo '[1-9]' || echo "$#")" "$log" ||
         failed="$failed $driver/$module"
-    cat log
+    cat "$log"
     echo "vm: $module, driver $driver: $(($(date +%s) - start)) s"
 }
 
