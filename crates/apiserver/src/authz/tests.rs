@@ -137,7 +137,7 @@ fn node_authorizer_allows_kubelet_and_kube_proxy() {
         "create storage.k8s.io/csinodes -",
         "patch storage.k8s.io/csinodes -/n1",
         "create resource.k8s.io/resourceslices -",
-        "deletecollection resource.k8s.io/resourceslices - nodeName=n1",
+        "deletecollection resource.k8s.io/resourceslices - spec.nodeName=n1",
         "get url:/api/v1",
     ] {
         assert!(may(&authorizer, &node(), line), "{line}");
