@@ -283,7 +283,9 @@ impl NodeRequest<'_> {
         match self.verb {
             "create" => Decision::allow(),
             "get" | "update" | "patch" | "delete" => self.related(None),
-            "list" | "watch" | "deletecollection" if self.selects("spec.nodeName") => Decision::allow(),
+            "list" | "watch" | "deletecollection" if self.selects("spec.nodeName") => {
+                Decision::allow()
+            }
             "list" | "watch" | "deletecollection" => Decision::deny(
                 "can only list/watch/deletecollection resourceslices with nodeName field selector",
             ),
