@@ -1,12 +1,5 @@
 //! A cluster of one node on a test host, and the questions that tests ask of it.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    missing_docs
-)]
+#![allow(unreachable_pub)]
 
 pub mod csi;
 

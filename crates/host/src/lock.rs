@@ -52,7 +52,7 @@ impl Lock {
         let file = options.open(&path).at("open", &path)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             // Its last holder has removed it meanwhile, and another one may hold a new file.
-            Ok(held) if !is_at(&held, &path) => Ok(Err(None)),
+            Ok(held) if !is_at(&held, &path) => Self::try_take(paths),
             Ok(mut held) => {
                 let pid = std::process::id().to_string();
                 held.set_len(0).and_then(|()| held.write_all(pid.as_bytes())).at("write", &path)?;

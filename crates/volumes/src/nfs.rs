@@ -1,6 +1,6 @@
 //! Directories of NFS servers, mounted by the system's helper for each pod.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::NFSVolumeSource;
@@ -10,7 +10,6 @@ use tracing::warn;
 
 use crate::error::Error;
 use crate::host::format::MOUNT;
-use crate::host::mounts::Table;
 use crate::host::tools::Tool;
 use crate::host::{self, blocking};
 use crate::layout::{self, ReconstructedVolume};
@@ -29,7 +28,7 @@ pub(super) async fn set_up(task: &Task<'_>, source: &NFSVolumeSource) -> Result<
     let target = task.make_target(layout::NFS).await?;
     let read_only = persistent.read_only;
     let mounted = Mounted { read_only, ..Mounted::at(target.clone()) };
-    if is_mounted(target.clone()).await? {
+    if host::is_mounted(target.clone()).await? {
         return Ok(mounted);
     }
     // An address of IPv6 has colons of its own.
@@ -60,10 +59,6 @@ pub(super) async fn take_down(
     volume: &ReconstructedVolume,
 ) -> Result<(), Error> {
     unmount(&volume.path(&node.root, uid)).await
-}
-
-async fn is_mounted(path: PathBuf) -> Result<bool, Error> {
-    blocking(move || Ok(Table::read()?.has(&path))).await
 }
 
 /// Unmounts; by force, if the server does not answer.

@@ -1,5 +1,4 @@
 //! The real kubectl (1.32 or later) against the real binary.
-#![allow(unused_macros, unused_imports)]
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,12 +1,5 @@
 //! A cluster of one apiserver, in this process or as the real binary, and a client for it.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unreachable_pub)]
 
 pub mod history;
 pub mod hook;

@@ -1,6 +1,6 @@
 //! A cluster in this process: an apiserver on its embedded store, controllers by name, and kubelets
 //! that run no containers.
-#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, clippy::panic)]
+#![allow(unreachable_pub)]
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

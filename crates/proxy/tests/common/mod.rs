@@ -1,6 +1,5 @@
 //! A network of its own for each test: the test's thread leaves the machine's namespaces, and
 //! whatever it runs is born into the new ones. They vanish with the thread.
-#![allow(dead_code, reason = "each test program uses some of it")]
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

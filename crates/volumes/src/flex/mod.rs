@@ -93,7 +93,7 @@ pub(super) async fn until_attached(task: &Task<'_>, source: &FlexSource) -> Resu
 async fn is_mounted(task: &Task<'_>, source: &FlexSource) -> Result<bool, Error> {
     let path = layout::pod_path(&task.node.root, task.uid()).join(layout::VOLUMES);
     let path = path.join(driver::dir_name(&source.driver)).join(task.persistent.dir_name());
-    blocking(move || Ok(Table::read()?.has(&path))).await
+    host::is_mounted(path).await
 }
 
 pub(super) async fn set_up(task: &Task<'_>, source: &FlexSource) -> Result<Mounted, Error> {
@@ -155,8 +155,7 @@ async fn mount(
 async fn stage(task: &Task<'_>, source: &FlexSource, driver: &Driver) -> Result<PathBuf, Error> {
     let (node, volume) = (task.node, &task.persistent.spec_name);
     let global = global_path(&node.root, &source.driver, volume);
-    let path = global.clone();
-    if blocking(move || Ok(Table::read()?.has(&path))).await? {
+    if host::is_mounted(global.clone()).await? {
         return Ok(global);
     }
     let options = json(&options::of_volume(task, source))?;
@@ -170,8 +169,7 @@ async fn stage(task: &Task<'_>, source: &FlexSource, driver: &Driver) -> Result<
         }
     };
     // From now on there is something to detach: the directory says so.
-    let path = global.clone();
-    blocking(move || layout::make_dirs(&path)).await?;
+    make_dirs(&global).await?;
     let waited = driver.call(tools, "waitforattach", &[device.as_ref(), options]).await;
     if let Some(answer) = waited.map_err(Error::unreached)? {
         device = answer.device;
@@ -254,8 +252,7 @@ pub(super) async fn take_down(
     }
     if driver.capabilities.attach && !held.has_other_users(uid) {
         // By the directory the volume is found again, if what follows fails or is interrupted.
-        let kept = path.clone();
-        blocking(move || layout::make_dirs(&kept)).await?;
+        make_dirs(&path).await?;
         unstage(node, &driver, &volume.name).await?;
     }
     // The driver may have removed it.
@@ -277,12 +274,16 @@ async fn unstage(node: &State, driver: &Arc<Driver>, volume: &str) -> Result<(),
         unmount(node, driver, "unmountdevice", &global).await?;
     }
     if !node.devices.is_attach_controller_managed() {
-        let path = global.clone();
-        blocking(move || layout::make_dirs(&path)).await?;
+        make_dirs(&global).await?;
         let args = [volume.as_ref(), node.flex.node_name.as_ref()];
         driver.call(&node.tools, "detach", &args).await?;
     }
     blocking(move || layout::remove_dir(&global)).await
+}
+
+async fn make_dirs(path: &Path) -> Result<(), Error> {
+    let path = path.to_owned();
+    blocking(move || layout::make_dirs(&path)).await
 }
 
 /// Whether nothing is mounted or kept at a path.

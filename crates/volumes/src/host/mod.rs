@@ -21,6 +21,11 @@ pub(crate) async fn blocking<T: Send + 'static>(
     panics::blocking(work).await.unwrap_or(Err(Error::Interrupted))
 }
 
+/// Whether something is mounted at a path.
+pub(crate) async fn is_mounted(path: PathBuf) -> Result<bool, Error> {
+    blocking(move || Ok(mounts::Table::read()?.has(&path))).await
+}
+
 /// Unmounts all mounts at a path.
 pub(crate) async fn unmount(path: PathBuf) -> Result<(), Error> {
     blocking(move || remove::unmount(&path)).await
