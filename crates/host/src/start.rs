@@ -7,10 +7,11 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, ResourceExt};
 use longshore_base::output;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{JoinArgs, UpArgs};
@@ -167,7 +168,12 @@ impl Start {
         let ready = self
             .until("the node is not Ready", NODE_READY, stop, async || {
                 let client = client(kubeconfig).await.map_err(|error| error.to_string())?;
-                node_ready(&client, name).await
+                let nodes: Api<Node> = Api::all(client);
+                let node = nodes.get(name).await.map_err(|error| reason(&error))?;
+                if self.settings.server().is_some() {
+                    mark_control_plane(&nodes, &node, name).await?;
+                }
+                ready(node)
             })
             .await;
         match (&ready, &self.launcher) {
@@ -505,9 +511,25 @@ fn is_ready(node: &Node) -> bool {
     conditions.into_iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
-async fn node_ready(client: &Client, name: &str) -> std::result::Result<(), String> {
-    let nodes: Api<Node> = Api::all(client.clone());
-    let node = nodes.get(name).await.map_err(|error| reason(&error))?;
+/// The label that says what the machine is, as kubeadm sets it. A node cannot set it for itself, and the
+/// controllers approve a serving certificate for the apiserver's address only for a node that has it.
+const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
+
+async fn mark_control_plane(
+    nodes: &Api<Node>,
+    node: &Node,
+    name: &str,
+) -> std::result::Result<(), String> {
+    if node.labels().contains_key(CONTROL_PLANE) {
+        return Ok(());
+    }
+    let label = Patch::Merge(json!({"metadata": {"labels": {CONTROL_PLANE: ""}}}));
+    let marked = nodes.patch(name, &PatchParams::default(), &label).await;
+    marked.map(drop).map_err(|error| reason(&error))
+}
+
+/// Or what it lacks.
+fn ready(node: Node) -> std::result::Result<(), String> {
     if is_ready(&node) {
         return Ok(());
     }

@@ -47,14 +47,17 @@ impl Names {
     }
 }
 
-/// What belongs to the cluster, and to no node.
+/// What belongs to the cluster, and to no node but those of the control plane.
 #[derive(Debug, Default)]
 pub(super) struct Reserved {
-    /// Names and addresses of the apiserver.
+    /// Names and addresses of the apiserver, which it shares with the node of its machine.
     pub(super) apiserver: Names,
     /// The addresses of services; without any, no certificate is safe.
     pub(super) services: Vec<IpNet>,
 }
+
+/// The label of nodes that run the control plane. Nodes cannot set it (admission plugin NodeRestriction).
+const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 
 /// Whether the node may have that certificate: it names nothing but the node, and nothing that is the
 /// cluster's or another node's too.
@@ -66,9 +69,11 @@ pub(super) fn may_have<'a>(
 ) -> bool {
     let is_of_service =
         |ip: &IpAddr| reserved.services.iter().any(|range| range.contains(&ip.to_canonical()));
+    let is_control_plane =
+        own.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(CONTROL_PLANE));
     !reserved.services.is_empty()
         && Names::of_node(own).has_all(wanted)
-        && !reserved.apiserver.has_any(wanted)
+        && (is_control_plane || !reserved.apiserver.has_any(wanted))
         && wanted.addresses.iter().all(|ip| may_be_a_nodes(*ip) && !is_of_service(ip))
         && wanted.dns_names.iter().all(|name| may_name_a_node(name))
         && !others.into_iter().any(|other| Names::of_node(other).has_any(wanted))
@@ -192,6 +197,15 @@ mod tests {
         assert!(!may(&["n1", "10.9.9.9"]), "an address that the node does not have");
         for name in foreign {
             assert!(!may(&["n1", name]), "{name}");
+        }
+        let mut machine = own.clone();
+        machine.metadata.labels = Some([(CONTROL_PLANE.to_owned(), String::new())].into());
+        let may_machine =
+            |names: &[&str]| may_have(&machine, [&other], &reserved, &request(names));
+        assert!(may_machine(&["n1", "10.7.7.7"]), "the control plane is on the node's machine");
+        assert!(!may_machine(&["n1", "10.7.7.8"]), "an address that the node does not have");
+        for name in ["10.96.0.1", "n2", "10.2.2.2"] {
+            assert!(!may_machine(&["n1", name]), "{name}");
         }
         let unknown = Reserved { services: Vec::new(), ..reserved };
         assert!(!may_have(&own, [&other], &unknown, &request(&["n1"])), "services may be anywhere");
