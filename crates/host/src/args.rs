@@ -205,7 +205,7 @@ pub struct ResetArgs {
     /// Show what would be removed, and remove nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
-    /// The socket of the container runtime [default: that of the cluster]
+    /// The socket of the container runtime; empty: its pods stay [default: that of the cluster]
     #[arg(long, value_name = "URL")]
     pub container_runtime_endpoint: Option<String>,
 }

@@ -1,5 +1,6 @@
 //! Files that commands write, and their removal when the command fails.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -15,6 +16,12 @@ use crate::{Error, Result};
 #[derive(Debug, Default)]
 pub(crate) struct Created {
     paths: Vec<PathBuf>,
+    /// Directories in which other programs make files, with what was there before.
+    filled: Vec<(PathBuf, BTreeSet<PathBuf>)>,
+}
+
+fn entries(dir: &Path) -> BTreeSet<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
 impl Created {
@@ -51,14 +58,25 @@ impl Created {
         }
     }
 
+    /// A directory in which another program is about to make files; those that are there stay.
+    pub(crate) fn expect_in(&mut self, dir: &Path) {
+        self.filled.push((dir.to_owned(), entries(dir)));
+    }
+
     /// All of it stays.
     pub(crate) fn keep(mut self) {
         self.paths.clear();
+        self.filled.clear();
     }
 }
 
 impl Drop for Created {
     fn drop(&mut self) {
+        for (dir, before) in &self.filled {
+            for new in entries(dir).difference(before) {
+                let _ = remove(new);
+            }
+        }
         for path in self.paths.iter().rev() {
             // A file's draft is there when the disk was full.
             let _ = fs::remove_file(path.with_extension("tmp"));
@@ -67,10 +85,16 @@ impl Drop for Created {
     }
 }
 
-/// Removes a file or a tree; one that is not there is no error.
+/// Removes a file or a tree; one that is not there is no error. A directory on which a file system is
+/// mounted is emptied: that it is there is its administrator's.
 pub(crate) fn remove(path: &Path) -> std::io::Result<()> {
     match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => trees::remove(path),
+        Ok(found) if found.is_dir() => match trees::remove(path) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy && entries(path).is_empty() => {
+                Ok(())
+            }
+            done => done,
+        },
         Ok(_) => fs::remove_file(path),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
@@ -102,18 +126,21 @@ mod tests {
             created.expect(&root.join("old/tree"));
             fs::create_dir_all(root.join("old/tree/deep")).unwrap();
             fs::write(root.join("old/tree/deep/file"), "x").unwrap();
+            created.expect_in(&root.join("old"));
+            fs::write(root.join("old/new"), "x").unwrap();
         };
         let mut created = Created::default();
         make(&mut created);
         drop(created);
         assert!(!root.join("a").exists() && !root.join("old/tree").exists());
+        assert!(!root.join("old/new").exists());
         assert_eq!(fs::read_to_string(root.join("old/kept")).unwrap(), "2");
         let mut created = Created::default();
         make(&mut created);
         created.keep();
         let mode = fs::metadata(root.join("a/b/c")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert!(root.join("old/tree/deep/file").exists());
+        assert!(root.join("old/tree/deep/file").exists() && root.join("old/new").exists());
     }
 
     #[test]

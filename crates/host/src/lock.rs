@@ -75,8 +75,8 @@ impl Lock {
         loop {
             match Self::try_take(paths)? {
                 Ok(lock) => return Ok((lock, ended.is_some())),
-                Err(Some(pid)) if ended != Some(pid) => {
-                    // The holder may have ended since.
+                // The number is of no use if its process has ended and another one has it.
+                Err(Some(pid)) if ended != Some(pid) && has_open(pid, &paths.lock()) => {
                     let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
                     ended = Some(pid);
                 }
@@ -117,6 +117,14 @@ fn is_at(file: &File, path: &Path) -> bool {
     matches!((open, named), (Ok(open), Ok(named)) if open == named)
 }
 
+/// Whether a process has the file open.
+fn has_open(pid: i32, path: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let Some(wanted) = identity(path) else { return false };
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    open.into_iter().any(|file| identity(&file.path()) == Some(wanted))
+}
+
 /// Whether another process holds the lock.
 pub(crate) fn is_held(paths: &Paths) -> bool {
     let Ok(file) = File::open(paths.lock()) else { return false };
@@ -136,7 +144,11 @@ mod tests {
         assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         assert!(error.contains("longshore down"), "{error}");
         assert!(is_held(&paths));
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(has_open(own, &paths.lock()));
+        assert!(!has_open(own, &dir.path().join("other")) && !has_open(-1, &paths.lock()));
         drop(lock);
+        assert!(!has_open(own, &paths.lock()));
         assert!(!is_held(&paths));
         assert_eq!(fs::read(paths.lock()).unwrap(), b"", "nobody holds it");
         let mode = fs::metadata(paths.lock()).unwrap().mode();

@@ -1,15 +1,15 @@
 //! What must hold before anything is written: programs, runtime, ports, space, no other cluster.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use longshore_cri::v1::CgroupDriver;
 use longshore_cri::{Options, Runtime};
 use longshore_machine::FileSystem;
+use serde_json::{Map, Value};
 
 use crate::error::At;
-use crate::services::{Service, ports};
+use crate::services::{Port, Service, ports};
 use crate::settings::Settings;
 use crate::{Error, Paths, Result};
 
@@ -50,21 +50,42 @@ pub(crate) fn check_foreign(paths: &Paths) -> Result<()> {
 
 /// Nobody listens where the services will.
 pub(crate) fn check_ports(settings: &Settings) -> Result<()> {
-    for (address, port, user) in ports(settings) {
-        let address = SocketAddr::from((address.unwrap_or(Ipv4Addr::UNSPECIFIED), port));
-        if let Err(error) = TcpListener::bind(address) {
+    for port in ports(Some(settings)) {
+        let Port { address, number, is_udp, user } = port;
+        if let Err(error) = port.probe() {
+            let flag = if is_udp { 'u' } else { 't' };
             return Err(Error::refused(match error.kind() {
                 std::io::ErrorKind::AddrInUse => format!(
-                    "port {port}, which the {user} needs, is in use: end the program that has it (ss -ltnp 'sport = {port}')"
+                    "port {number}, which the {user} needs, is in use: end the program that has it (ss -l{flag}np 'sport = {number}')"
                 ),
                 std::io::ErrorKind::AddrNotAvailable => {
-                    format!("this machine has no address {}: see --address", address.ip())
+                    format!("this machine has no address {address}: see --address")
                 }
-                _ => format!("port {port}, which the {user} needs: {error}"),
+                _ => format!("port {number}, which the {user} needs: {error}"),
             }));
         }
     }
     Ok(())
+}
+
+/// PURE: what is swapped to, by the content of `/proc/swaps`.
+pub(crate) fn swaps(text: &str) -> Vec<String> {
+    let lines = text.lines().skip(1);
+    lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
+}
+
+/// PURE: with swap a node does not start, unless its configuration allows that: what all nodes have in
+/// common, or what the administrator sets.
+pub(crate) fn check_swap(swaps: &[String], common: &Value, own: &Map<String, Value>) -> Result<()> {
+    let is_allowed = own.get("failSwapOn").unwrap_or(&common["failSwapOn"]) == &Value::Bool(false);
+    if swaps.is_empty() || is_allowed {
+        return Ok(());
+    }
+    Err(Error::refused(format!(
+        "swap is on ({}), with which a node does not start: swapoff -a, and take it out of /etc/fstab; or \
+         allow it by failSwapOn: false in the file of --node-config",
+        swaps.join(", ")
+    )))
 }
 
 /// There is room for what will be written.
@@ -103,8 +124,7 @@ pub(crate) async fn cgroup_driver(endpoint: &str) -> Result<String> {
 
 /// PURE: the driver in the configuration that containerd shows of itself before 2.0.
 pub(crate) fn driver_of(config: Option<&str>) -> &'static str {
-    let config: serde_json::Value =
-        serde_json::from_str(config.unwrap_or_default()).unwrap_or_default();
+    let config: Value = serde_json::from_str(config.unwrap_or_default()).unwrap_or_default();
     let runtimes = &config["containerd"]["runtimes"];
     let default = config["containerd"]["defaultRuntimeName"].as_str().unwrap_or("runc");
     match runtimes[default]["options"]["SystemdCgroup"].as_bool() {
@@ -130,6 +150,24 @@ mod tests {
             [None, Some(""), Some("{}"), Some("[]"), Some("null"), Some(r#"{"containerd":7}"#)]
         {
             assert_eq!(driver_of(odd), "cgroupfs", "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn preflight_swap_is_refused_unless_it_is_allowed() {
+        let header = "Filename\tType\tSize\tUsed\tPriority\n";
+        assert!(swaps(header).is_empty() && swaps("").is_empty());
+        let found = swaps(&format!("{header}/swapfile file 1048572 0 -2\n"));
+        assert_eq!(found, ["/swapfile"]);
+        let set = |value: Value| Map::from_iter([("failSwapOn".to_owned(), value)]);
+        let (none, allowed) = (Map::new(), set(Value::Bool(false)));
+        check_swap(&[], &Value::Null, &none).unwrap();
+        check_swap(&found, &Value::Null, &allowed).unwrap();
+        check_swap(&found, &Value::Object(allowed.clone()), &none).unwrap();
+        for own in [none, set(Value::Bool(true)), set(Value::Null)] {
+            let common = if own.is_empty() { Value::Null } else { allowed.clone().into() };
+            let error = check_swap(&found, &common, &own).unwrap_err().to_string();
+            assert!(error.contains("/swapfile") && error.contains("failSwapOn"), "{error}");
         }
     }
 

@@ -1,7 +1,9 @@
 //! PURE: the programs of a machine and their command lines.
 
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+
 use crate::Paths;
-use crate::settings::{Server, Settings};
+use crate::settings::{PORT, Server, Settings};
 
 /// Where ports are that nobody else needs.
 const LOCAL: &str = "127.0.0.1";
@@ -176,20 +178,59 @@ fn node(settings: &Settings, paths: &Paths) -> Service {
     }
 }
 
-/// PURE: the ports that a machine of these settings needs, each with who needs it. Those on all addresses
-/// have none.
-pub fn ports(settings: &Settings) -> Vec<(Option<std::net::Ipv4Addr>, u16, &'static str)> {
-    let local = Some(std::net::Ipv4Addr::LOCALHOST);
-    let mut ports =
-        vec![(None, 10250, "node"), (local, 10248, "node"), (None, 10256, "kube-proxy")];
-    if let Some(server) = settings.server() {
+/// A port that a service needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Port {
+    /// `0.0.0.0` stands for all.
+    pub address: Ipv4Addr,
+    /// The number.
+    pub number: u16,
+    /// UDP, and not TCP.
+    pub is_udp: bool,
+    /// Who needs it.
+    pub user: &'static str,
+}
+
+impl Port {
+    const fn tcp(address: Ipv4Addr, number: u16, user: &'static str) -> Self {
+        Self { address, number, is_udp: false, user }
+    }
+
+    /// Takes the port and gives it back.
+    ///
+    /// # Errors
+    /// Something else has it, or the machine has no such address.
+    pub fn probe(&self) -> std::io::Result<()> {
+        let address = (self.address, self.number);
+        match self.is_udp {
+            true => UdpSocket::bind(address).map(drop),
+            false => TcpListener::bind(address).map(drop),
+        }
+    }
+}
+
+/// PURE: the ports that a machine of these settings needs; without settings those of a cluster, as far as
+/// they do not depend on the address.
+pub fn ports(settings: Option<&Settings>) -> Vec<Port> {
+    let (all, local) = (Ipv4Addr::UNSPECIFIED, Ipv4Addr::LOCALHOST);
+    let mut ports = vec![
+        Port::tcp(all, 10250, "node"),
+        Port::tcp(local, 10248, "node"),
+        Port::tcp(all, 10256, "kube-proxy"),
+    ];
+    let server = match settings {
+        Some(settings) => settings.server().map(|server| (server.port, Some(settings.address))),
+        None => Some((PORT, None)),
+    };
+    if let Some((port, address)) = server {
         ports.extend([
-            (None, server.port, "apiserver"),
-            (local, 10257, "controllers"),
-            (Some(settings.address), 53, "DNS"),
-            (local, 9153, "DNS"),
-            (local, 8181, "DNS"),
+            Port::tcp(all, port, "apiserver"),
+            Port::tcp(local, 10257, "controllers"),
+            Port::tcp(local, 9153, "DNS"),
+            Port::tcp(local, 8181, "DNS"),
         ]);
+        let dns = address.map(|address| Port::tcp(address, 53, "DNS"));
+        ports.extend(dns.into_iter().flat_map(|dns| [dns, Port { is_udp: true, ..dns }]));
     }
     ports
 }
@@ -226,7 +267,7 @@ mod tests {
         has("node", "--config=/var/lib/kubelet/config.yaml");
         has("node", "--v=4");
         assert!(!args(&all, "node").iter().any(|arg| arg.starts_with("--bootstrap")));
-        assert_eq!(ports(&settings).len(), 8);
+        assert_eq!(ports(Some(&settings)).len(), 9);
     }
 
     #[test]
@@ -252,6 +293,7 @@ mod tests {
         assert_eq!(all.iter().map(|one| one.name).collect::<Vec<_>>(), ["network", "node"]);
         let bootstrap = "--bootstrap-kubeconfig=/r/etc/kubernetes/bootstrap-kubelet.conf";
         assert!(args(&all, "node").iter().any(|arg| arg == bootstrap));
-        assert_eq!(ports(&settings).len(), 3);
+        assert_eq!(ports(Some(&settings)).len(), 3);
+        assert_eq!(ports(None).len(), 7);
     }
 }

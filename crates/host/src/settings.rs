@@ -12,7 +12,7 @@ use crate::{Error, Paths, Result};
 
 /// The sockets of container runtimes, the first that is there is used.
 pub(crate) const RUNTIMES: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
-const PORT: u16 = 6443;
+pub(crate) const PORT: u16 = 6443;
 const PODS: &str = "10.244.0.0/16";
 const SERVICES: &str = "10.96.0.0/12";
 const DOMAIN: &str = "cluster.local";

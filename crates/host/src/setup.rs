@@ -131,7 +131,7 @@ fn overlay(fields: &mut Map<String, Value>, own: &Map<String, Value>) {
 }
 
 /// The fields of an administrator's file of YAML or JSON.
-fn fields_of(file: Option<&PathBuf>) -> Result<Map<String, Value>> {
+pub(crate) fn fields_of(file: Option<&PathBuf>) -> Result<Map<String, Value>> {
     let Some(path) = file else { return Ok(Map::new()) };
     let text = std::fs::read_to_string(path).at("read", path)?;
     let content = |reason: String| Error::Content { path: path.clone(), reason };
@@ -156,6 +156,8 @@ pub(crate) fn cluster(
 ) -> Result<()> {
     let Some(server) = settings.server() else { return Ok(()) };
     created.directory(&paths.pki(), 0o700)?;
+    // The directory may have been there, with other files.
+    created.expect_in(&paths.pki());
     created.directory(&paths.state(), 0o700)?;
     created.directory(&paths.volumes(), 0o755)?;
     kubeconfigs(created, settings, paths, programs)?;

@@ -21,7 +21,7 @@ use crate::files::Created;
 use crate::lock::Lock;
 use crate::services::{APISERVER, Service, services};
 use crate::settings::{Machine, Server, Settings};
-use crate::setup::{self, Joined, Surroundings, yaml};
+use crate::setup::{self, Joined, Surroundings, fields_of, yaml};
 use crate::supervisor::Supervisor;
 use crate::tokens::{self, Token};
 use crate::{Error, Paths, Result, objects, preflight, units};
@@ -79,8 +79,14 @@ struct Start {
 }
 
 impl Start {
-    /// Checks all that can be checked before anything is written.
-    async fn prepare(paths: &Paths, settings: Settings, foreground: bool) -> Result<Self> {
+    /// Checks all that can be checked before anything is written. `common` is the configuration that all
+    /// nodes have, as far as it is known.
+    async fn prepare(
+        paths: &Paths,
+        settings: Settings,
+        common: &Value,
+        foreground: bool,
+    ) -> Result<Self> {
         let programs = preflight::programs()?;
         let services = services(&settings, paths);
         preflight::check_programs(&programs, &services)?;
@@ -93,6 +99,8 @@ impl Start {
             preflight::check_ports(&settings)?;
         }
         preflight::check_space(paths)?;
+        let swaps = preflight::swaps(&std::fs::read_to_string("/proc/swaps").unwrap_or_default());
+        preflight::check_swap(&swaps, common, &fields_of(settings.node_config.as_ref())?)?;
         let around = Surroundings::read(preflight::cgroup_driver(&settings.runtime).await?);
         let launcher = match foreground {
             true => Launcher::Foreground(Supervisor::new(&programs, &paths.logs())?),
@@ -220,6 +228,12 @@ fn check_systemd(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
+/// The configuration of the node as it was written, if it was.
+fn written(paths: &Paths) -> Value {
+    let text = std::fs::read_to_string(paths.kubelet_config()).unwrap_or_default();
+    yaml(&text).unwrap_or_default()
+}
+
 /// PURE: what a machine is to be, by what it is: `None` of a new one; and whether that is new.
 fn choose(
     known: Option<Settings>,
@@ -278,6 +292,11 @@ async fn up_locked(
              longshore reset makes it leave",
         ));
     }
+    if known.as_ref().is_some_and(|known| !known.is_complete && known.server().is_none()) {
+        return Err(Error::refused(
+            "longshore join was interrupted on this machine: longshore reset removes what it has made",
+        ));
+    }
     if known.is_none() {
         preflight::check_foreign(paths)?;
     }
@@ -288,7 +307,7 @@ async fn up_locked(
     let wanted = || Settings::of_cluster(args, paths, &Machine::read());
     let settings = choose(known, *args != plain, wanted, paths.root())?;
     let is_new = !settings.is_complete;
-    let mut start = Start::prepare(paths, settings, foreground).await?;
+    let mut start = Start::prepare(paths, settings, &written(paths), foreground).await?;
     let mut created = Created::default();
     let made = match make_cluster(&mut start, &mut created, stop).await {
         Ok(client) => start.complete().map(|()| client),
@@ -386,6 +405,11 @@ async fn join_locked(paths: &Paths, args: &JoinArgs, stop: &CancellationToken) -
             "this machine has a cluster of its own: longshore up starts it, and longshore reset removes it",
         ));
     }
+    if known.as_ref().is_some_and(|known| !known.is_complete && known.server().is_some()) {
+        return Err(Error::refused(
+            "longshore up was interrupted on this machine: longshore reset removes what it has made",
+        ));
+    }
     let known = known.filter(|known| known.is_complete);
     let Some(server) = &args.server else {
         let Some(known) = known else {
@@ -394,7 +418,9 @@ async fn join_locked(paths: &Paths, args: &JoinArgs, stop: &CancellationToken) -
                  cluster, prints the command that it joins with",
             ));
         };
-        let mut start = Start::prepare(paths, known, foreground).await?;
+        // The token may have outlived a join that was interrupted at its end.
+        crate::files::remove(&paths.bootstrap()).at("remove", &paths.bootstrap())?;
+        let mut start = Start::prepare(paths, known, &written(paths), foreground).await?;
         start.start(|_| true)?;
         return start.finish(&paths.kubelet(), stop).await;
     };
@@ -410,7 +436,7 @@ async fn join_locked(paths: &Paths, args: &JoinArgs, stop: &CancellationToken) -
     }
     let cluster = discovery::discover(server, &token, &hashes).await?;
     let known = learn(&cluster, &token, args, paths).await?;
-    let mut start = Start::prepare(paths, known.settings, foreground).await?;
+    let mut start = Start::prepare(paths, known.settings, &known.configuration, foreground).await?;
     let mut created = Created::default();
     let found = Joined { cluster: &cluster, token: &token, configuration: known.configuration };
     let joined = make_agent(&mut start, &mut created, &found, stop).await;

@@ -211,12 +211,16 @@ async fn host_up_join_pods_down_and_reset() {
     refuses_what_nothing_vouches_for(&two, &join);
     tokens_are_created_listed_and_deleted(&one, &two);
 
+    let disk = two.root().join("var/lib/kubelet").display().to_string();
+    fs::create_dir_all(&disk).unwrap();
+    two.host.run("mount", ["-t", "tmpfs", "tmpfs", &disk]).unwrap();
     let mut joined = two.spawn("join", &words(&join));
     two.until_log(&mut joined, "is Ready").await;
     assert!(!two.root().join("etc/kubernetes/bootstrap-kubelet.conf").exists());
     pods_reach_each_other_by_name(&admin, &one, &two).await;
 
     leaves_by_down_and_reset(&two, &mut joined);
+    two.host.run("umount", [&disk]).unwrap();
     is_reset_after_an_interruption(&one, &mut up);
     drop((up, joined));
     two.host.assert_clean();

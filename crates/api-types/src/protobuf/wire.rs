@@ -147,6 +147,12 @@ impl Writer {
         self.0.extend(digits.into_iter().take(length));
     }
 
+    /// What was written.
+    #[must_use]
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
     /// Negative numbers travel as their two's complement.
     pub fn number(&mut self, number: u32, value: i64) {
         self.key(number, 0);

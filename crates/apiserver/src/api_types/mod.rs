@@ -8,6 +8,7 @@ pub use custom::Live;
 pub(crate) use custom::{
     Column, Conversion, ConversionWebhook, Definition, MergeRules, Scale, Version,
 };
+pub(crate) use longshore_api_types::protobuf::wire;
 pub(crate) use longshore_api_types::{DATA, Layout, Place, layout};
 pub use longshore_api_types::{Field, Gvk, Leaf, ListKind, Shape, Type, Types, types};
 #[cfg(test)]

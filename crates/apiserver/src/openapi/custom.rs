@@ -46,7 +46,7 @@ pub(super) enum Dialect {
 }
 
 impl Dialect {
-    fn prefix(self) -> &'static str {
+    pub(super) fn prefix(self) -> &'static str {
         match self {
             Dialect::V2 => "#/definitions/",
             Dialect::V3 => "#/components/schemas/",

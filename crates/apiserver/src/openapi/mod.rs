@@ -1,13 +1,16 @@
-//! OpenAPI v3: what `kubectl apply` and `kubectl create` need to leave validation to the server,
-//! what `kubectl apply` needs to merge lists, and the fields for `kubectl explain`. Documents are
-//! generated from the API types on request and not cached.
+//! OpenAPI, in version 3 here and version 2 in [`v2`]: kinds with all their fields and operations, for
+//! clients that are generated, for `kubectl explain`, and for kubectl to leave validation to the server and
+//! to merge lists. Documents are generated from the API types: those of version 3 on request, that of
+//! version 2 once for each set of custom kinds.
 //!
-//! Current limitations: no descriptions, and of each operation only what clients read.
+//! Current limitations: no descriptions of built-in kinds, and no deprecated paths of watches.
 
 pub mod browser;
 mod custom;
+mod operations;
 mod schemas;
 pub mod v2;
+mod v2_message;
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -15,10 +18,14 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::api_types::{Gvk, Resource, types};
+use crate::api_types::Resource;
 use crate::discovery::{Custom, MINOR, served};
 use crate::kinds::resources;
+use custom::Dialect;
+use operations::{Content, Operation, Parameter, Path};
+use schemas::Schemas;
 
+const TITLE: &str = "Kubernetes";
 /// What the documents say of themselves.
 static VERSION: LazyLock<String> = LazyLock::new(|| format!("v1.{MINOR}.0"));
 
@@ -62,141 +69,81 @@ pub fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
         Some(rest) => rest.split_once('/').filter(|(group, _)| !group.is_empty())?,
         None => ("", path.strip_prefix("api/")?),
     };
-    let mut schemas = schemas::Schemas::default();
+    let mut schemas = Schemas::new(Dialect::V3);
     let mut paths = Map::new();
     for resource in served(custom, group, version) {
-        add_paths(resource, &mut paths, &mut schemas);
+        let names = schemas.add_resource(resource);
+        for path in operations::paths(resource, &names) {
+            schemas.add_contents(&path);
+            paths.insert(path.path.clone(), path_item(&path));
+        }
     }
     if paths.is_empty() {
         return None;
     }
-    schemas.add(Gvk::DELETE_OPTIONS);
     Some(json!({
         "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": *VERSION},
+        "info": {"title": TITLE, "version": *VERSION},
         "paths": paths,
-        "components": {"schemas": schemas.finish()},
+        "components": {"schemas": schemas.finish(), "securitySchemes": security()},
     }))
 }
 
-fn add_paths(
-    resource: &'static Resource,
-    paths: &mut Map<String, Value>,
-    schemas: &mut schemas::Schemas,
-) {
-    let root = format!("/{}", path(resource));
-    let collection = match resource.namespaced {
-        true => format!("{root}/namespaces/{{namespace}}/{}", resource.plural),
-        false => format!("{root}/{}", resource.plural),
-    };
-    let gvk = resource.gvk();
-    let (body, list) = match schemas.add_custom(resource) {
-        Some(references) => references,
-        None => {
-            let body = schemas.add(gvk);
-            let list = list_name(gvk).map_or_else(|| body.clone(), |name| schemas.add_named(name));
-            (body, list)
-        }
-    };
-    let ops =
-        |verbs: &[(&str, &str)], allowed: &[&str], gvk: Gvk, answer: &str| -> Map<String, Value> {
-            let served = verbs.iter().filter(|(_, verb)| allowed.contains(verb));
-            served
-                .map(|(method, verb)| {
-                    let patches = match resource.custom {
-                        Some(_) => crate::patch::ACCEPTED_CUSTOM,
-                        None => crate::patch::ACCEPTED,
-                    };
-                    ((*method).to_owned(), operation(method, verb, gvk, answer, patches))
-                })
-                .collect()
-        };
-    let mut on_collection =
-        ops(&[("get", "list"), ("delete", "deletecollection")], resource.verbs, gvk, &list);
-    on_collection.extend(ops(&[("post", "create")], resource.verbs, gvk, &body));
-    if resource.namespaced && resource.allows("list") {
-        let all = ops(&[("get", "list")], resource.verbs, gvk, &list);
-        paths.insert(format!("{root}/{}", resource.plural), with_parameters(all, &[]));
-    }
-    let scope: &[&str] = if resource.namespaced { &["namespace"] } else { &[] };
-    let item_scope: &[&str] = if resource.namespaced { &["name", "namespace"] } else { &["name"] };
-    paths.insert(collection.clone(), with_parameters(on_collection, scope));
-    let verbs = [("get", "get"), ("put", "update"), ("patch", "patch"), ("delete", "delete")];
-    let on_item = ops(&verbs, resource.verbs, gvk, &body);
-    if !on_item.is_empty() {
-        paths.insert(format!("{collection}/{{name}}"), with_parameters(on_item, item_scope));
-    }
-    for subresource in resource.subresources {
-        let verbs = [("get", "get"), ("put", "update"), ("patch", "patch"), ("post", "create")];
-        let on_sub = match types().of(subresource.gvk) {
-            None if subresource.gvk == gvk => ops(&verbs, subresource.verbs, gvk, &body),
-            Some(_) => {
-                let body = schemas.add(subresource.gvk);
-                ops(&verbs, subresource.verbs, subresource.gvk, &body)
-            }
-            // what is no object is a connection
-            None => {
-                let served = verbs.iter().filter(|(_, verb)| subresource.verbs.contains(verb));
-                served.map(|(method, _)| ((*method).to_owned(), connect(subresource.gvk))).collect()
-            }
-        };
-        paths.insert(
-            format!("{collection}/{{name}}/{}", subresource.name),
-            with_parameters(on_sub, item_scope),
-        );
-    }
+/// How clients say who they are.
+fn security() -> Value {
+    json!({"BearerToken": {
+        "type": "apiKey", "in": "header", "name": "authorization",
+        "description": "Bearer Token authentication",
+    }})
 }
 
-fn list_name(gvk: Gvk) -> Option<&'static str> {
-    let list = format!("{}List", types().of(gvk)?.name);
-    types().named(&list).map(|t| t.name)
-}
-
-fn with_parameters(mut operations: Map<String, Value>, names: &[&str]) -> Value {
-    if !names.is_empty() {
-        let parameters = names
-            .iter()
-            .map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "uniqueItems": true}}))
-            .collect();
-        operations.insert("parameters".into(), parameters);
+fn path_item(path: &Path) -> Value {
+    let mut item = Map::new();
+    let of_path = path.names.iter().map(|name| parameter((name, "string"), "path"));
+    let of_query = path.parameters.iter().map(|one| parameter(*one, "query"));
+    item.insert("parameters".into(), of_path.chain(of_query).collect());
+    for operation in &path.operations {
+        item.insert(operation.method.into(), written(operation));
     }
-    Value::Object(operations)
+    item.into()
 }
 
-fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str, patches: &[&str]) -> Value {
-    let answer = json!({"$ref": answer});
-    let mut operation = json!({
-        "responses": {"200": {"description": "OK", "content": {"application/json": {"schema": answer}}}},
-        "x-kubernetes-action": match verb { "create" => "post", "update" => "put", other => other },
-        "x-kubernetes-group-version-kind": {"group": gvk.group, "version": gvk.version, "kind": gvk.kind},
+fn parameter((name, kind): Parameter, place: &str) -> Value {
+    let mut parameter =
+        json!({"name": name, "in": place, "schema": {"type": kind, "uniqueItems": true}});
+    if place == "path" {
+        parameter["required"] = true.into();
+    }
+    parameter
+}
+
+/// A value for each media type.
+fn media<'m>(types: impl IntoIterator<Item = &'m &'m str>, content: &Content) -> Value {
+    let schema = json!({"schema": content.schema(Dialect::V3)});
+    types.into_iter().map(|one| ((*one).to_owned(), schema.clone())).collect::<Map<_, _>>().into()
+}
+
+fn written(operation: &Operation) -> Value {
+    let answer = json!({
+        "description": "OK",
+        "content": media(&operation.produces, &operation.answer),
     });
-    let content = match method {
-        "post" | "put" => json!({"application/json": {"schema": answer}}),
-        "patch" => {
-            let schema = json!({"schema": {"type": "object"}});
-            patches
-                .iter()
-                .map(|kind| ((*kind).to_owned(), schema.clone()))
-                .collect::<Map<_, _>>()
-                .into()
+    let mut answers: Map<String, Value> =
+        operation.codes.iter().map(|code| (code.to_string(), answer.clone())).collect();
+    answers.insert("401".into(), json!({"description": "Unauthorized"}));
+    let mut value = operation.common();
+    value["responses"] = answers.into();
+    if let Some(body) = &operation.body {
+        value["requestBody"] = json!({"content": media(body.media, &body.content)});
+        if body.is_required {
+            value["requestBody"]["required"] = true.into();
         }
-        _ => return operation,
-    };
-    operation["requestBody"] = json!({"content": content, "required": true});
-    // kubectl leaves validation to the server when PATCH takes fieldValidation
-    operation["parameters"] = ["dryRun", "fieldManager", "fieldValidation"]
-        .iter()
-        .map(|name| json!({"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": true}}))
-        .collect();
-    operation
-}
-
-fn connect(gvk: Gvk) -> Value {
-    json!({
-        "responses": {"200": {"description": "OK", "content": {"*/*": {"schema": {"type": "string"}}}}},
-        "x-kubernetes-action": "connect",
-        "x-kubernetes-group-version-kind": {"group": gvk.group, "version": gvk.version, "kind": gvk.kind},
-    })
+    }
+    if !operation.parameters.is_empty() {
+        let parameters = operation.parameters.iter().map(|one| parameter(*one, "query"));
+        value["parameters"] = parameters.collect();
+    }
+    value
 }
 
 #[cfg(test)]

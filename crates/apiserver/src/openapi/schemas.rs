@@ -1,57 +1,79 @@
-//! The `components/schemas` of a document: every type that its kinds reach.
+//! The schemas of a document: every type that its kinds reach.
 
 use serde_json::{Map, Value, json};
 
 use super::custom::{self, Dialect};
-use crate::api_types::{Field, Gvk, Leaf, ListKind, Resource, Shape, Type, types};
+use super::operations::{PATCH, Path};
+use crate::api_types::{Field, Leaf, ListKind, Resource, Shape, Type, types};
 
-const PREFIX: &str = "#/components/schemas/";
+/// The names of the schemas of a resource's objects and lists.
+pub(super) struct ResourceSchemas {
+    pub(super) object: String,
+    pub(super) list: String,
+}
 
 /// Schemas gathered so far; types still to be written out are queued.
-#[derive(Default)]
 pub(super) struct Schemas {
+    to: Dialect,
     done: Map<String, Value>,
     queue: Vec<&'static Type>,
 }
 
 impl Schemas {
-    /// Adds the type of a kind and gives the reference to it.
-    pub(super) fn add(&mut self, gvk: Gvk) -> String {
-        match types().of(gvk) {
-            Some(ty) => self.refer(ty),
-            None => String::new(),
-        }
+    pub(super) fn new(to: Dialect) -> Schemas {
+        Schemas { to, done: Map::new(), queue: Vec::new() }
     }
 
-    /// Adds a custom kind and its lists; gives the references to both. `None`: the kind is built in.
-    pub(super) fn add_custom(&mut self, resource: &Resource) -> Option<(String, String)> {
+    /// Adds a resource's objects and lists.
+    pub(super) fn add_resource(&mut self, resource: &Resource) -> ResourceSchemas {
+        self.add_custom(resource).unwrap_or_else(|| {
+            let object = types().of(resource.gvk()).map_or("", |ty| self.add(ty));
+            let list = types().named(&format!("{object}List")).map_or(object, |ty| self.add(ty));
+            ResourceSchemas { object: object.to_owned(), list: list.to_owned() }
+        })
+    }
+
+    /// `None`: the kind is built in.
+    fn add_custom(&mut self, resource: &Resource) -> Option<ResourceSchemas> {
         let definition = resource.definition()?;
         let version = definition.version(resource.version)?;
         let keeps = definition.preserves_unknown;
-        let (name, list) = (custom::name(resource), custom::list_name(resource));
-        let object = custom::object(resource, version, keeps, Dialect::V3);
-        self.done.insert(name.clone(), object);
-        self.done.insert(list.clone(), custom::list(resource, Dialect::V3));
+        let (object, list) = (custom::name(resource), custom::list_name(resource));
+        let schema = custom::object(resource, version, keeps, self.to);
+        self.done.insert(object.clone(), schema);
+        self.done.insert(list.clone(), custom::list(resource, self.to));
         for meta in custom::METAS {
             self.add_named(meta);
         }
-        Some((format!("{PREFIX}{name}"), format!("{PREFIX}{list}")))
+        Some(ResourceSchemas { object, list })
     }
 
-    /// Adds the type of this full name and gives the reference to it.
-    pub(super) fn add_named(&mut self, name: &str) -> String {
-        match types().named(name) {
-            Some(ty) => self.refer(ty),
-            None => String::new(),
+    /// Adds what requests and answers are.
+    pub(super) fn add_contents(&mut self, path: &Path) {
+        for name in path.operations.iter().flat_map(|operation| operation.schemas()) {
+            self.add_named(name);
         }
     }
 
-    fn refer(&mut self, ty: &'static Type) -> String {
+    /// Adds the built-in type of this full name, if it is one.
+    fn add_named(&mut self, name: &str) {
+        if name == PATCH {
+            self.done.insert(name.to_owned(), json!({"type": "object"}));
+        } else if let Some(ty) = types().named(name) {
+            self.add(ty);
+        }
+    }
+
+    fn add(&mut self, ty: &'static Type) -> &'static str {
         if !self.done.contains_key(ty.name) {
             self.done.insert(ty.name.to_owned(), Value::Null);
             self.queue.push(ty);
         }
-        format!("{PREFIX}{}", ty.name)
+        ty.name
+    }
+
+    fn reference(&self, name: &str) -> Value {
+        json!({"$ref": format!("{}{name}", self.to.prefix())})
     }
 
     /// Writes out everything that was added and what that reaches.
@@ -89,8 +111,10 @@ impl Schemas {
     fn property(&mut self, field: &Field) -> Value {
         let leaf = self.leaf(field.leaf);
         let mut property = match field.shape {
-            // a reference cannot stand beside other keys
-            Shape::One if leaf.get("$ref").is_some() => json!({"allOf": [leaf]}),
+            // in version 3 a reference cannot stand beside other keys
+            Shape::One if self.to == Dialect::V3 && leaf.get("$ref").is_some() => {
+                json!({"allOf": [leaf]})
+            }
             Shape::One => leaf,
             Shape::List => json!({"type": "array", "items": leaf}),
             Shape::Map => json!({"type": "object", "additionalProperties": leaf}),
@@ -127,7 +151,10 @@ impl Schemas {
 
     fn leaf(&mut self, leaf: Leaf) -> Value {
         let (name, schema) = match leaf {
-            Leaf::Struct(index) => return json!({"$ref": self.refer(types().get(index))}),
+            Leaf::Struct(index) => {
+                let name = self.add(types().get(index));
+                return self.reference(name);
+            }
             Leaf::String => return json!({"type": "string"}),
             Leaf::Bytes => return json!({"type": "string", "format": "byte"}),
             Leaf::Bool => return json!({"type": "boolean"}),
@@ -138,11 +165,19 @@ impl Schemas {
             Leaf::Either(_) => return json!({}),
             Leaf::Quantity => (
                 "io.k8s.apimachinery.pkg.api.resource.Quantity",
-                json!({"oneOf": [{"type": "string"}, {"type": "number"}]}),
+                match self.to {
+                    Dialect::V2 => json!({"type": "string"}),
+                    Dialect::V3 => json!({"oneOf": [{"type": "string"}, {"type": "number"}]}),
+                },
             ),
             Leaf::IntOrString => (
                 "io.k8s.apimachinery.pkg.util.intstr.IntOrString",
-                json!({"format": "int-or-string", "oneOf": [{"type": "integer"}, {"type": "string"}]}),
+                match self.to {
+                    Dialect::V2 => json!({"format": "int-or-string", "type": "string"}),
+                    Dialect::V3 => json!({
+                        "format": "int-or-string", "oneOf": [{"type": "integer"}, {"type": "string"}],
+                    }),
+                },
             ),
             Leaf::Time => (
                 "io.k8s.apimachinery.pkg.apis.meta.v1.Time",
@@ -154,7 +189,7 @@ impl Schemas {
             ),
         };
         self.done.insert(name.to_owned(), schema);
-        json!({"$ref": format!("{PREFIX}{name}")})
+        self.reference(name)
     }
 }
 

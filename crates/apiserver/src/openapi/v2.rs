@@ -1,17 +1,12 @@
-//! OpenAPI v2, which kubectl before 1.27 reads before it writes anything, and later ones when a kind
-//! cannot be patched, as those of reviews.
-//!
-//! It says which kinds can be patched, and that this can be tried (`dryRun`). Without definitions,
-//! clients leave validation to the server, whatever their age. `fieldValidation` is left out: kubectl
-//! would go on to ask whether the kinds it does not find are custom ones.
-//!
-//! Current limitations: no definitions but those of custom kinds, so a kubectl of that age explains little.
+//! OpenAPI v2, for clients that are generated from it, and for kubectl: those before 1.27 read it before
+//! they write anything, later ones when a kind cannot be patched, as those of reviews.
 
 use serde_json::{Map, Value, json};
 
-use super::custom::{self, Dialect};
-use super::{VERSION, path};
-use crate::api_types::Resource;
+use super::custom::Dialect;
+use super::operations::{self, Operation, Parameter, Path};
+use super::schemas::Schemas;
+use super::{TITLE, VERSION, security, v2_message};
 use crate::discovery::{Custom, all};
 
 /// The media type. Old clients send it with an `@`, which is not valid in a media type.
@@ -23,113 +18,143 @@ pub fn is_wanted(accept: Option<&str>) -> bool {
     accept.is_some_and(|accept| accept.replace('@', ".").contains(PROTOBUF))
 }
 
-const GVK: &str = "x-kubernetes-group-version-kind";
-const TITLE: &str = "Kubernetes";
-
 /// The document.
 #[must_use]
 pub fn document(custom: Custom<'_>) -> Value {
-    let paths = patched(custom).map(|(path, resource)| {
-        let dry_run = json!({"in": "query", "name": "dryRun", "type": "string"});
-        let patch = json!({"parameters": [dry_run], "responses": {}, GVK: gvk(resource)});
-        (path, json!({"patch": patch}))
-    });
+    let mut schemas = Schemas::new(Dialect::V2);
+    let mut paths = Map::new();
+    for resource in all(custom) {
+        let names = schemas.add_resource(resource);
+        for path in operations::paths(resource, &names) {
+            schemas.add_contents(&path);
+            paths.insert(path.path.clone(), path_item(&path));
+        }
+    }
     json!({
         "swagger": "2.0",
         "info": {"title": TITLE, "version": *VERSION},
-        "paths": paths.collect::<Map<_, _>>(),
-        "definitions": definitions(custom),
+        "paths": paths,
+        "definitions": schemas.finish(),
+        "securityDefinitions": security(),
+        "security": [{"BearerToken": []}],
     })
-}
-
-/// The custom kinds, which alone have definitions.
-fn definitions(custom: Custom<'_>) -> Map<String, Value> {
-    let mut definitions = Map::new();
-    for resource in custom {
-        let Some(definition) = resource.definition() else { continue };
-        let Some(version) = definition.version(resource.version) else { continue };
-        let keeps = definition.preserves_unknown;
-        let object = custom::object(resource, version, keeps, Dialect::V2);
-        definitions.insert(custom::name(resource), object);
-        definitions.insert(custom::list_name(resource), custom::list(resource, Dialect::V2));
-    }
-    if !definitions.is_empty() {
-        for meta in custom::METAS {
-            definitions.insert(meta.to_owned(), json!({"type": "object"}));
-        }
-    }
-    definitions
 }
 
 /// The same as a message `openapi.v2.Document`.
 #[must_use]
 pub fn protobuf(custom: Custom<'_>) -> Vec<u8> {
-    let info = [field(1, TITLE), field(2, VERSION.as_str())].concat();
-    let paths = patched(custom).flat_map(|(path, resource)| {
-        // a parameter's three ways to be something, down to one of the query
-        let dry_run = [field(2, "query"), field(4, "dryRun"), field(6, "string")].concat();
-        let dry_run = field(1, field(2, field(3, dry_run)));
-        // the value as YAML, which JSON is
-        let kind = [field(1, GVK), field(2, field(2, gvk(resource).to_string()))].concat();
-        let patch = [field(8, dry_run), field(13, kind)].concat();
-        field(2, [field(1, path), field(2, field(8, patch))].concat())
-    });
-    [field(1, "2.0"), field(2, info), field(8, paths.collect::<Vec<u8>>())].concat()
+    v2_message::document(&document(custom))
 }
 
-/// What can be patched, with the path of one object.
-fn patched(custom: Custom<'_>) -> impl Iterator<Item = (String, &'static Resource)> {
-    all(custom).filter(|resource| resource.allows("patch")).map(|resource| {
-        let scope = if resource.namespaced { "namespaces/{namespace}/" } else { "" };
-        (format!("/{}/{scope}{}/{{name}}", path(resource), resource.plural), resource)
-    })
-}
-
-fn gvk(resource: &Resource) -> Value {
-    let gvk = resource.gvk();
-    json!({"group": gvk.group, "version": gvk.version, "kind": gvk.kind})
-}
-
-/// A field of a protobuf message that has a length: a text, or a message.
-fn field(number: u8, content: impl AsRef<[u8]>) -> Vec<u8> {
-    let content = content.as_ref();
-    // number and kind fit into a byte for fields up to 15
-    let mut bytes = vec![number << 3 | 2];
-    let mut length = content.len();
-    while length >= 0x80 {
-        bytes.push((length & 0x7f) as u8 | 0x80);
-        length >>= 7;
+fn path_item(path: &Path) -> Value {
+    let mut item = Map::new();
+    let of_path = path.names.iter().map(|name| parameter((name, "string"), "path"));
+    let of_query = path.parameters.iter().map(|one| parameter(*one, "query"));
+    item.insert("parameters".into(), of_path.chain(of_query).collect());
+    for operation in &path.operations {
+        item.insert(operation.method.into(), written(operation));
     }
-    bytes.push(length as u8);
-    bytes.extend_from_slice(content);
-    bytes
+    item.into()
+}
+
+fn parameter((name, kind): Parameter, place: &str) -> Value {
+    let mut parameter = json!({"name": name, "in": place, "type": kind, "uniqueItems": true});
+    if place == "path" {
+        parameter["required"] = true.into();
+    }
+    parameter
+}
+
+fn written(operation: &Operation) -> Value {
+    let answer = json!({"description": "OK", "schema": operation.answer.schema(Dialect::V2)});
+    let mut answers: Map<String, Value> =
+        operation.codes.iter().map(|code| (code.to_string(), answer.clone())).collect();
+    answers.insert("401".into(), json!({"description": "Unauthorized"}));
+    let mut value = operation.common();
+    value["responses"] = answers.into();
+    value["schemes"] = json!(["https"]);
+    value["produces"] = json!(operation.produces);
+    value["consumes"] = match &operation.body {
+        Some(body) => json!(body.media),
+        None => json!(["*/*"]),
+    };
+    let body = operation.body.iter().map(|body| {
+        let mut parameter =
+            json!({"name": "body", "in": "body", "schema": body.content.schema(Dialect::V2)});
+        if body.is_required {
+            parameter["required"] = true.into();
+        }
+        parameter
+    });
+    let parameters: Vec<Value> =
+        body.chain(operation.parameters.iter().map(|one| parameter(*one, "query"))).collect();
+    if !parameters.is_empty() {
+        value["parameters"] = parameters.into();
+    }
+    value
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
-    fn fields_have_their_lengths() {
-        assert_eq!(field(1, "2.0"), b"\x0a\x032.0");
-        let long = field(15, "x".repeat(300));
-        assert_eq!(long[..3], [0x7a, 0xac, 0x02]);
-        assert_eq!(long.len(), 303);
+    fn openapi_v2_has_everything_that_it_refers_to() {
+        fn references<'v>(value: &'v Value, found: &mut BTreeSet<&'v str>) {
+            match value {
+                Value::Object(map) => {
+                    found.extend(map.get("$ref").and_then(Value::as_str));
+                    map.values().for_each(|one| references(one, found));
+                }
+                Value::Array(all) => all.iter().for_each(|one| references(one, found)),
+                _ => {}
+            }
+        }
+        let document = document(&[]);
+        let mut found = BTreeSet::new();
+        references(&document, &mut found);
+        assert!(found.len() > 500, "{}", found.len());
+        for reference in found {
+            let name = reference.strip_prefix("#/definitions/").unwrap();
+            assert!(document["definitions"][name].is_object(), "{reference}");
+        }
     }
 
     #[test]
-    fn openapi_v2_lists_exactly_patchable_kinds() {
+    fn openapi_v2_operations_are_unique_and_named_as_upstreams() {
         let document = document(&[]);
-        let paths = document["paths"].as_object().unwrap();
-        let patch = &paths["/api/v1/namespaces/{namespace}/pods/{name}"]["patch"];
-        assert_eq!(patch[GVK], json!({"group": "", "version": "v1", "kind": "Pod"}));
-        assert!(paths.contains_key("/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}"));
-        let text = document.to_string();
-        assert!(!text.contains("Review") && !text.contains("fieldValidation"), "{text}");
-        let message = String::from_utf8_lossy(&protobuf(&[])).into_owned();
+        let mut ids = BTreeSet::new();
+        for (path, item) in document["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                if method != "parameters" {
+                    let id = operation["operationId"].as_str().unwrap();
+                    assert!(ids.insert(id.to_owned()), "{method} {path}: {id}");
+                }
+            }
+        }
+        for id in [
+            "listCoreV1PodForAllNamespaces",
+            "deleteCoreV1CollectionNamespacedPod",
+            "connectCoreV1GetNamespacedPodExec",
+            "readCoreV1NamespacedPodLog",
+            "createCoreV1NamespacedPodEviction",
+            "replaceAppsV1NamespacedDeploymentScale",
+            "patchRbacAuthorizationV1ClusterRole",
+            "createAuthorizationV1SubjectAccessReview",
+        ] {
+            assert!(ids.contains(id), "{id}");
+        }
+    }
+
+    #[test]
+    fn openapi_v2_is_wanted_by_either_spelling() {
         assert!(is_wanted(Some("application/com.github.proto-openapi.spec.v2@v1.0+protobuf")));
-        assert!(is_wanted(Some(&format!("{PROTOBUF}, */*"))) && !is_wanted(Some("*/*")));
-        assert_eq!(message.matches("dryRun").count(), paths.len());
+        assert!(is_wanted(Some(
+            "text/x, application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+        )));
+        assert!(!is_wanted(Some("application/json")) && !is_wanted(None));
     }
 }

@@ -244,12 +244,12 @@ impl CertificateManager {
         let request = Request::new(self.parts.signer, &template, key, first)?;
         let timeout = if first { INITIAL_TIMEOUT } else { RENEWAL_TIMEOUT };
         let issued = tokio::select! {
-                    issued = request.wait_for_certificate(client, timeout) => issued,
-        // the request no longer matches the template
-                    Ok(_) = self.parts.template.wait_for(|wanted| wanted.as_ref() != Some(&template)) => {
-                        return Ok(false);
-                    }
-                };
+            issued = request.wait_for_certificate(client, timeout) => issued,
+            // the request no longer matches the template
+            Ok(_) = self.parts.template.wait_for(|wanted| wanted.as_ref() != Some(&template)) => {
+                return Ok(false);
+            }
+        };
         let issued = match (issued, &draft) {
             (
                 Err(error @ (RequestError::Rejected { .. } | RequestError::Unusable { .. })),

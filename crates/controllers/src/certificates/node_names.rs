@@ -200,8 +200,7 @@ mod tests {
         }
         let mut machine = own.clone();
         machine.metadata.labels = Some([(CONTROL_PLANE.to_owned(), String::new())].into());
-        let may_machine =
-            |names: &[&str]| may_have(&machine, [&other], &reserved, &request(names));
+        let may_machine = |names: &[&str]| may_have(&machine, [&other], &reserved, &request(names));
         assert!(may_machine(&["n1", "10.7.7.7"]), "the control plane is on the node's machine");
         assert!(!may_machine(&["n1", "10.7.7.8"]), "an address that the node does not have");
         for name in ["10.96.0.1", "n2", "10.2.2.2"] {

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use longshore_tls::certificates;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::args::CheckArgs;
-use crate::services::ports;
+use crate::services::{Port, ports};
 use crate::settings::{Machine, Settings};
 use crate::setup::{run, yaml};
 use crate::{Paths, preflight, start, units};
@@ -197,11 +196,7 @@ impl Facts {
                     Some((name, value.trim().to_owned()))
                 })
                 .collect(),
-            swaps: text("/proc/swaps")
-                .lines()
-                .skip(1)
-                .filter_map(|line| line.split_whitespace().next().map(str::to_owned))
-                .collect(),
+            swaps: preflight::swaps(&text("/proc/swaps")),
             is_swap_allowed: config["failSwapOn"] == false,
             taken: if is_running { Vec::new() } else { taken(settings.as_ref()) },
             is_running,
@@ -327,23 +322,10 @@ fn controllers(is_unified: bool) -> BTreeSet<String> {
 }
 
 fn taken(settings: Option<&Settings>) -> Vec<(u16, &'static str)> {
-    let local = Some(Ipv4Addr::LOCALHOST);
-    let all = match settings {
-        Some(settings) => ports(settings),
-        None => vec![
-            (None, 10250, "node"),
-            (local, 10248, "node"),
-            (None, 10256, "kube-proxy"),
-            (None, 6443, "apiserver"),
-            (local, 10257, "controllers"),
-        ],
+    let is_taken = |port: &Port| {
+        port.probe().is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
     };
-    let is_taken = |address: Option<Ipv4Addr>, port| {
-        let address = SocketAddr::from((address.unwrap_or(Ipv4Addr::UNSPECIFIED), port));
-        TcpListener::bind(address).is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
-    };
-    let found = all.into_iter().filter(|(address, port, _)| is_taken(*address, *port));
-    found.map(|(_, port, user)| (port, user)).collect()
+    ports(settings).into_iter().filter(is_taken).map(|port| (port.number, port.user)).collect()
 }
 
 async fn runtime(endpoint: &str) -> std::result::Result<RuntimeFacts, String> {

@@ -138,12 +138,42 @@ fn mountinfo() -> String {
     String::from_utf8_lossy(&std::fs::read("/proc/self/mountinfo").unwrap_or_default()).into_owned()
 }
 
-/// PURE: mount points under `root`, in the order of mounting; of `root` itself none, as an administrator may
-/// have mounted that.
+/// A line of mountinfo.
+struct Mount<'a> {
+    device: &'a str,
+    /// The directory of that file system which is mounted.
+    root: PathBuf,
+    point: PathBuf,
+}
+
+impl<'a> Mount<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut fields = line.split(' ').skip(2);
+        let (device, root, point) = (fields.next()?, fields.next()?, fields.next()?);
+        Some(Self { device, root: unescaped(root), point: unescaped(point) })
+    }
+
+    /// Whether this mounts a directory of `outer` on itself.
+    fn is_copy_in(&self, outer: &Mount<'_>) -> bool {
+        let inside = self.point.strip_prefix(&outer.point);
+        self.device == outer.device
+            && inside.is_ok_and(|inside| self.root == outer.root.join(inside))
+    }
+}
+
+/// PURE: mount points under `root`, in the order of mounting; `root` itself only where it is mounted on
+/// itself, as a node does to share it. Anything else there is its administrator's.
 pub(super) fn mounts(mountinfo: &str, root: &Path) -> Vec<PathBuf> {
-    let point = |line: &str| line.split(' ').nth(4).map(unescaped);
-    let below = |path: &PathBuf| path.starts_with(root) && path != root;
-    mountinfo.lines().filter_map(point).filter(below).collect()
+    let all: Vec<Mount<'_>> = mountinfo.lines().filter_map(Mount::parse).collect();
+    let outer = all
+        .iter()
+        .filter(|mount| root.starts_with(&mount.point) && root != mount.point)
+        .max_by_key(|mount| mount.point.components().count());
+    let is_nodes = |mount: &&Mount<'_>| {
+        mount.point.starts_with(root)
+            && (mount.point != root || outer.is_some_and(|outer| mount.is_copy_in(outer)))
+    };
+    all.iter().filter(is_nodes).map(|mount| mount.point.clone()).collect()
 }
 
 /// The kernel writes blanks and backslashes in octal.
@@ -222,13 +252,46 @@ fn files(paths: &Paths, cni: &Path, settings: Option<&Settings>) -> Vec<PathBuf>
     }
     if let Some(settings) = settings {
         // The CA of a cluster that the machine did not make or join is not ours.
-        all.push(paths.pki());
+        all.extend(certificates(&paths.pki()));
         if settings.server().is_some() {
             all.extend([paths.admin(), paths.controllers(), paths.dns()]);
         }
     }
-    all.retain(|path| path.symlink_metadata().is_ok());
+    all.retain(|path| path.symlink_metadata().is_ok() && !is_empty_mount(path));
     all
+}
+
+/// What is left when a directory is removed on which an administrator has mounted something.
+fn is_empty_mount(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let device = |path: &Path| path.symlink_metadata().map(|found| found.dev()).ok();
+    let is_empty = || std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+    path.is_dir() && path.parent().and_then(device) != device(path) && is_empty()
+}
+
+/// The directory of certificates, or, if others have put something into it, what is ours in it.
+fn certificates(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let (ours, others): (Vec<_>, Vec<_>) =
+        entries.map(|entry| entry.path()).partition(|path| is_certificate(path));
+    if others.is_empty() { vec![dir.to_owned()] } else { ours }
+}
+
+/// Whether the apiserver makes a file of that name, or `up` and `join` do.
+fn is_certificate(path: &Path) -> bool {
+    const STEMS: [&str; 7] = [
+        "ca",
+        "kubelet-serving-ca",
+        "front-proxy-ca",
+        "front-proxy-client",
+        "apiserver",
+        "apiserver-kubelet-client",
+        "sa",
+    ];
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (stem, kind) = name.rsplit_once('.').unwrap_or_default();
+    let is_pair = matches!(kind, "crt" | "key" | "pub" | "tmp");
+    name == "admin.conf" || is_pair && (STEMS.contains(&stem) || stem.starts_with("client-"))
 }
 
 /// The links in a folder that lead into the logs of pods.
@@ -256,6 +319,20 @@ mod tests {
             found,
             [PathBuf::from("/var/lib/kubelet/pods/u/volumes/kubernetes.io~projected/a b\\c")]
         );
+        // The node's directory, mounted on itself on a file system of its own for /var.
+        for (mounted, expected) in [
+            ("8:2 /lib/kubelet", true),
+            ("8:2 /lib/other", false),
+            ("8:3 /lib/kubelet", false),
+            ("0:9 /", false),
+        ] {
+            let text = format!(
+                "1 0 8:1 / / rw - ext4 a rw\n2 1 8:2 / /var rw - ext4 b rw\n\
+                 3 2 {mounted} /var/lib/kubelet rw - ext4 b rw\n"
+            );
+            let found = mounts(&text, Path::new("/var/lib/kubelet"));
+            assert_eq!(!found.is_empty(), expected, "{mounted}");
+        }
     }
 
     #[test]
@@ -274,6 +351,25 @@ mod tests {
             std::fs::write(paths.kubelet_config(), text).unwrap();
             assert_eq!(cgroup_root(&paths), PathBuf::from(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn reset_leaves_the_certificates_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["ca.crt", "sa.pub", "admin.conf", "client-system_node_n1.key"] {
+            std::fs::write(at(name), "").unwrap();
+        }
+        assert_eq!(certificates(dir.path()), [dir.path()]);
+        for name in ["etcd-ca.crt", "ca.srl", "apiserver-etcd-client.key"] {
+            std::fs::write(at(name), "").unwrap();
+        }
+        std::fs::create_dir(at("etcd")).unwrap();
+        let mut found = certificates(dir.path());
+        found.sort();
+        let ours = ["admin.conf", "ca.crt", "client-system_node_n1.key", "sa.pub"];
+        assert_eq!(found, ours.map(at));
+        assert!(certificates(&at("nothing")) == [at("nothing")]);
     }
 
     #[test]

@@ -19,8 +19,9 @@ use nix::unistd::Pid;
 use crate::args::ResetArgs;
 use crate::error::At;
 use crate::files::remove;
+use crate::settings::Settings;
 use crate::setup::run;
-use crate::{Error, Paths, Result, down, network, units};
+use crate::{Error, Paths, Result, down, network, preflight, units};
 use facts::Facts;
 use plan::{Plan, Step};
 
@@ -33,6 +34,9 @@ const ROUNDS: u32 = 50;
 /// # Errors
 /// There is no consent, or something is left.
 pub async fn reset(paths: &Paths, args: &ResetArgs) -> Result<()> {
+    if Settings::load(paths).is_ok_and(|settings| settings.is_none()) {
+        preflight::check_foreign(paths)?;
+    }
     let facts = Facts::gather(paths, args.container_runtime_endpoint.as_deref()).await?;
     let found = plan::plan(&facts);
     if found.steps.is_empty() {
@@ -94,7 +98,15 @@ fn has_consent() -> Result<bool> {
 /// Carries out all steps; a failure keeps nothing else from being removed but what says which cluster this
 /// was.
 async fn carry_out(plan: &Plan, paths: &Paths, facts: &Facts) -> Vec<Error> {
-    let mut failures = Vec::new();
+    // Without their runtime, pods cannot be removed, and what is known of them must not go.
+    let unknown = facts.pods_unknown.as_ref().map(|why| {
+        let what = format!(
+            "the container runtime at {} does not answer (--container-runtime-endpoint= leaves its pods)",
+            facts.runtime
+        );
+        Error::cluster(what, why)
+    });
+    let mut failures: Vec<Error> = unknown.into_iter().collect();
     for step in &plan.steps {
         let done = match step {
             // Stopped by now.

@@ -133,7 +133,7 @@ pub(crate) fn plan(facts: &Facts) -> Plan {
     }
     if let Some(why) = &facts.pods_unknown {
         notes.push(format!(
-            "pods are not known and go on running: the container runtime at {}: {why}",
+            "pods are not known, as the container runtime at {} does not answer: {why}",
             facts.runtime
         ));
     }

@@ -1,0 +1,282 @@
+//! PURE: a document of OpenAPI 2 as a message. Numbers of fields are those of package `openapi.v2` in
+//! gnostic-models (`OpenAPIv2.proto`), which client-go reads. Keys that the messages here do not have are
+//! left out.
+
+use serde_json::{Map, Value};
+
+use crate::api_types::wire::{Result, Writer};
+
+/// How a value is written into a field.
+enum Form {
+    Text,
+    Flag,
+    Number,
+    Double,
+    /// A message `Any`, with the value as YAML, which JSON is.
+    Any,
+    /// An object of these keys.
+    Message(fn() -> &'static [Field]),
+    /// Each of a list.
+    Each(&'static Form),
+    /// An object of any keys: a message whose field of this number has a name and a value for each.
+    Named(u32, &'static Form),
+    /// A message of which this field is all there is.
+    Inside(u32, &'static Form),
+    /// What properties that have no name are: a schema, or whether there may be any.
+    Additional,
+    /// A parameter, by where it is.
+    Parameter,
+}
+
+/// Key, number of the field, form of the value. The key `x-` stands for all that begin so.
+type Field = (&'static str, u32, Form);
+
+fn document_fields() -> &'static [Field] {
+    &[
+        ("swagger", 1, Form::Text),
+        ("info", 2, Form::Message(info)),
+        ("paths", 8, Form::Named(2, &Form::Message(path))),
+        ("definitions", 9, Form::Named(1, &Form::Message(schema))),
+        ("security", 12, Form::Each(&Form::Named(1, &Form::Inside(1, &Form::Each(&Form::Text))))),
+        ("securityDefinitions", 13, Form::Named(1, &Form::Inside(2, &Form::Message(api_key)))),
+    ]
+}
+
+fn info() -> &'static [Field] {
+    &[("title", 1, Form::Text), ("version", 2, Form::Text)]
+}
+
+fn api_key() -> &'static [Field] {
+    &[
+        ("type", 1, Form::Text),
+        ("name", 2, Form::Text),
+        ("in", 3, Form::Text),
+        ("description", 4, Form::Text),
+    ]
+}
+
+fn path() -> &'static [Field] {
+    &[
+        ("get", 2, Form::Message(operation)),
+        ("put", 3, Form::Message(operation)),
+        ("post", 4, Form::Message(operation)),
+        ("delete", 5, Form::Message(operation)),
+        ("patch", 8, Form::Message(operation)),
+        ("parameters", 9, Form::Each(&Form::Parameter)),
+        ("x-", 10, Form::Any),
+    ]
+}
+
+fn operation() -> &'static [Field] {
+    &[
+        ("tags", 1, Form::Each(&Form::Text)),
+        ("description", 3, Form::Text),
+        ("operationId", 5, Form::Text),
+        ("produces", 6, Form::Each(&Form::Text)),
+        ("consumes", 7, Form::Each(&Form::Text)),
+        ("parameters", 8, Form::Each(&Form::Parameter)),
+        ("responses", 9, Form::Named(1, &Form::Inside(1, &Form::Message(response)))),
+        ("schemes", 10, Form::Each(&Form::Text)),
+        ("x-", 13, Form::Any),
+    ]
+}
+
+fn response() -> &'static [Field] {
+    &[
+        ("description", 1, Form::Text),
+        ("schema", 2, Form::Inside(1, &Form::Message(schema))),
+        ("x-", 5, Form::Any),
+    ]
+}
+
+fn body_parameter() -> &'static [Field] {
+    &[
+        ("description", 1, Form::Text),
+        ("name", 2, Form::Text),
+        ("in", 3, Form::Text),
+        ("required", 4, Form::Flag),
+        ("schema", 5, Form::Message(schema)),
+    ]
+}
+
+fn query_parameter() -> &'static [Field] {
+    &[
+        ("required", 1, Form::Flag),
+        ("in", 2, Form::Text),
+        ("description", 3, Form::Text),
+        ("name", 4, Form::Text),
+        ("type", 6, Form::Text),
+        ("uniqueItems", 20, Form::Flag),
+    ]
+}
+
+fn path_parameter() -> &'static [Field] {
+    &[
+        ("required", 1, Form::Flag),
+        ("in", 2, Form::Text),
+        ("description", 3, Form::Text),
+        ("name", 4, Form::Text),
+        ("type", 5, Form::Text),
+        ("uniqueItems", 19, Form::Flag),
+    ]
+}
+
+fn schema() -> &'static [Field] {
+    &[
+        ("$ref", 1, Form::Text),
+        ("format", 2, Form::Text),
+        ("title", 3, Form::Text),
+        ("description", 4, Form::Text),
+        ("default", 5, Form::Any),
+        ("multipleOf", 6, Form::Double),
+        ("maximum", 7, Form::Double),
+        ("exclusiveMaximum", 8, Form::Flag),
+        ("minimum", 9, Form::Double),
+        ("exclusiveMinimum", 10, Form::Flag),
+        ("maxLength", 11, Form::Number),
+        ("minLength", 12, Form::Number),
+        ("pattern", 13, Form::Text),
+        ("maxItems", 14, Form::Number),
+        ("minItems", 15, Form::Number),
+        ("uniqueItems", 16, Form::Flag),
+        ("maxProperties", 17, Form::Number),
+        ("minProperties", 18, Form::Number),
+        ("required", 19, Form::Each(&Form::Text)),
+        ("enum", 20, Form::Each(&Form::Any)),
+        ("additionalProperties", 21, Form::Additional),
+        ("type", 22, Form::Inside(1, &Form::Text)),
+        ("items", 23, Form::Inside(1, &Form::Message(schema))),
+        ("allOf", 24, Form::Each(&Form::Message(schema))),
+        ("properties", 25, Form::Named(1, &Form::Message(schema))),
+        ("x-", 31, Form::Any),
+    ]
+}
+
+/// The message `openapi.v2.Document`.
+pub(super) fn document(document: &Value) -> Vec<u8> {
+    let mut out = Writer::default();
+    // Only who writes can refuse a value, and nothing here does.
+    let _: Result<()> = message(&mut out, document_fields(), document);
+    out.into_bytes()
+}
+
+fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flat_map(Map::iter)
+}
+
+fn message(out: &mut Writer, fields: &[Field], value: &Value) -> Result<()> {
+    for (key, value) in entries(value) {
+        let is_extension = key.starts_with("x-");
+        let wanted = if is_extension { "x-" } else { key };
+        let Some((_, number, form)) = fields.iter().find(|(key, ..)| *key == wanted) else {
+            continue;
+        };
+        match is_extension {
+            true => named(out, *number, key, form, value)?,
+            false => write(out, *number, form, value)?,
+        }
+    }
+    Ok(())
+}
+
+fn named(out: &mut Writer, number: u32, name: &str, form: &Form, value: &Value) -> Result<()> {
+    out.nested(number, |pair| {
+        pair.bytes(1, name.as_bytes());
+        write(pair, 2, form, value)
+    })
+}
+
+fn write(out: &mut Writer, number: u32, form: &Form, value: &Value) -> Result<()> {
+    match form {
+        Form::Text => out.bytes(number, value.as_str().unwrap_or_default().as_bytes()),
+        Form::Flag => out.number(number, i64::from(value.as_bool().unwrap_or_default())),
+        Form::Number => out.number(number, value.as_i64().unwrap_or_default()),
+        Form::Double => out.double(number, value.as_f64().unwrap_or_default()),
+        Form::Any => out.nested(number, |any| {
+            any.bytes(2, value.to_string().as_bytes());
+            Ok(())
+        })?,
+        Form::Message(fields) => out.nested(number, |inner| message(inner, fields(), value))?,
+        Form::Each(form) => {
+            for one in value.as_array().into_iter().flatten() {
+                write(out, number, form, one)?;
+            }
+        }
+        Form::Named(inside, form) => out.nested(number, |inner| {
+            entries(value).try_for_each(|(key, value)| named(inner, *inside, key, form, value))
+        })?,
+        Form::Inside(inside, form) => {
+            out.nested(number, |inner| write(inner, *inside, form, value))?;
+        }
+        Form::Additional => out.nested(number, |inner| match value.as_bool() {
+            Some(_) => write(inner, 2, &Form::Flag, value),
+            None => write(inner, 1, &Form::Message(schema), value),
+        })?,
+        Form::Parameter => {
+            // ParametersItem, Parameter, and NonBodyParameter of the query or the path
+            const OF_QUERY: Form =
+                Form::Inside(2, &Form::Inside(3, &Form::Message(query_parameter)));
+            const OF_PATH: Form = Form::Inside(2, &Form::Inside(4, &Form::Message(path_parameter)));
+            const BODY: Form = Form::Inside(1, &Form::Message(body_parameter));
+            let form = match value["in"].as_str() {
+                Some("body") => &BODY,
+                Some("path") => &OF_PATH,
+                _ => &OF_QUERY,
+            };
+            out.nested(number, |item| write(item, 1, form, value))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The bytes of a field that has a length of one digit.
+    fn field(number: u8, content: impl AsRef<[u8]>) -> Vec<u8> {
+        let content = content.as_ref();
+        let mut bytes = vec![number << 3 | 2, u8::try_from(content.len()).unwrap()];
+        bytes.extend(content);
+        bytes
+    }
+
+    #[test]
+    fn openapi_message_has_the_fields_of_the_proto() {
+        let written = document(&json!({
+            "swagger": "2.0",
+            "definitions": {"a": {"type": "object", "additionalProperties": true}},
+            "security": [{"BearerToken": []}],
+            "unknown": 1,
+        }));
+        // a schema: additionalProperties is field 21, its flag 2; type is field 22
+        let schema = [vec![0xaa, 1, 2, 0x10, 1], vec![0xb2, 1, 8], field(1, "object")].concat();
+        let definition = field(1, [field(1, "a"), field(2, schema)].concat());
+        let security = field(1, [field(1, "BearerToken"), field(2, "")].concat());
+        let expected = [field(9, definition), field(12, security), field(1, "2.0")].concat();
+        assert_eq!(written, expected);
+    }
+
+    #[test]
+    fn openapi_message_tells_parameters_by_their_place() {
+        let parameters = json!([
+            {"in": "body", "name": "b", "schema": {}},
+            {"in": "query", "name": "q", "uniqueItems": true},
+            {"in": "path", "name": "p"},
+        ]);
+        let mut out = Writer::default();
+        write(&mut out, 1, &Form::Each(&Form::Parameter), &parameters).unwrap();
+        let body = [field(3, "body"), field(2, "b"), field(5, "")].concat();
+        let query = [field(2, "query"), field(4, "q"), vec![0xa0, 1, 1]].concat();
+        let path = [field(2, "path"), field(4, "p")].concat();
+        let expected = [
+            field(1, field(1, field(1, body))),
+            field(1, field(1, field(2, field(3, query)))),
+            field(1, field(1, field(2, field(4, path)))),
+        ];
+        assert_eq!(out.into_bytes(), expected.concat());
+    }
+}

@@ -1,0 +1,3 @@
+//! Cargo heeds build dependencies where there is a build script.
+
+fn main() {}
