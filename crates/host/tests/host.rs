@@ -276,14 +276,19 @@ fn token_of(join: &[String]) -> String {
 }
 
 fn tokens_are_created_listed_and_deleted(one: &Machine, two: &Machine) {
-    let line =
-        one.run(&["token", "create", "abcdef.0123456789abcdef", "--ttl=1s", "--description=short"]);
+    let line = one.run(&[
+        "token",
+        "create",
+        "abcdef.0123456789abcdef",
+        "--ttl=10s",
+        "--description=short",
+    ]);
     assert!(line.starts_with("longshore join "), "{line}");
     one.fails(one.command(&["token", "create", "abcdef.0123456789abcdef"]), "already");
     let list: Value = serde_json::from_str(&one.run(&["token", "list", "-o", "json"])).unwrap();
     assert_eq!(list.as_array().unwrap().len(), 2, "{list}");
     // It expires, and joins nobody then.
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(11));
     let expired = join_words(&line);
     two.fails(two.starting(&words(&expired)), "abcdef");
     let kept = one.run(&["token", "create", "--quiet", "--ttl=0"]);
@@ -335,7 +340,7 @@ fn leaves_by_down_and_reset(machine: &Machine, joined: &mut Daemon) {
     assert!(machine.run(&["down"]).contains("nothing ran"));
 
     let shown = machine.run(&["reset", "--dry-run"]);
-    for part in ["default/server", "KUBE-SERVICES", "longshore0", "cgroups", "var/lib/kubelet"] {
+    for part in ["default/server", "KUBE-", "longshore0", "cgroups", "var/lib/kubelet"] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     machine.fails(machine.command(&["reset"]), "--yes");

@@ -101,7 +101,8 @@ impl Facts {
             rules,
             tables,
             routes,
-            has_bridge: owned && Path::new("/sys/class/net").join(network::BRIDGE).exists(),
+            // What /sys shows are the links of the namespace that has mounted it.
+            has_bridge: owned && network::ip(&format!("link show {}", network::BRIDGE)).is_ok(),
             files: files(paths, &cni, settings.as_ref()),
             state: Some(paths.state()).filter(|state| state.exists()),
         })
@@ -291,7 +292,8 @@ fn is_certificate(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let (stem, kind) = name.rsplit_once('.').unwrap_or_default();
     let is_pair = matches!(kind, "crt" | "key" | "pub" | "tmp");
-    name == "admin.conf" || is_pair && (STEMS.contains(&stem) || stem.starts_with("client-"))
+    matches!(&*name, "admin.conf" | ".lock")
+        || is_pair && (STEMS.contains(&stem) || stem.starts_with("client-"))
 }
 
 /// The links in a folder that lead into the logs of pods.
@@ -357,7 +359,7 @@ mod tests {
     fn reset_leaves_the_certificates_of_others() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        for name in ["ca.crt", "sa.pub", "admin.conf", "client-system_node_n1.key"] {
+        for name in [".lock", "ca.crt", "sa.pub", "admin.conf", "client-system_node_n1.key"] {
             std::fs::write(at(name), "").unwrap();
         }
         assert_eq!(certificates(dir.path()), [dir.path()]);
@@ -367,7 +369,7 @@ mod tests {
         std::fs::create_dir(at("etcd")).unwrap();
         let mut found = certificates(dir.path());
         found.sort();
-        let ours = ["admin.conf", "ca.crt", "client-system_node_n1.key", "sa.pub"];
+        let ours = [".lock", "admin.conf", "ca.crt", "client-system_node_n1.key", "sa.pub"];
         assert_eq!(found, ours.map(at));
         assert!(certificates(&at("nothing")) == [at("nothing")]);
     }

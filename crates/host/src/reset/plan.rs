@@ -318,7 +318,7 @@ mod tests {
         };
         let plan = plan(&facts);
         assert!(plan.steps.is_empty());
-        assert!(plan.text().contains("unix:///x: gone"));
+        assert!(plan.text().contains("unix:///x does not answer: gone"));
         assert!(super::plan(&Facts::default()).steps.is_empty());
     }
 
