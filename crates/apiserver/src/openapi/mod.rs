@@ -73,7 +73,8 @@ pub fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
     let mut paths = Map::new();
     for resource in served(custom, group, version) {
         let names = schemas.add_resource(resource);
-        for path in operations::paths(resource, &names) {
+        let of_group = [operations::resources_of(resource)];
+        for path in operations::paths(resource, &names).into_iter().chain(of_group) {
             schemas.add_contents(&path);
             paths.insert(path.path.clone(), path_item(&path));
         }

@@ -1,6 +1,8 @@
 //! PURE: what can be done on each path, apart from how a version of OpenAPI writes it. Names are those
 //! that upstream gives, since clients are generated from them.
 
+use std::collections::BTreeSet;
+
 use crate::api_types::{Gvk, Resource, Subresource, types};
 use crate::{kinds, patch};
 
@@ -10,12 +12,21 @@ use super::custom::Dialect;
 use super::path;
 use super::schemas::ResourceSchemas;
 
+/// How the names of the types that all groups share begin.
+pub(super) const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.";
+const API_RESOURCES: &str = "APIResourceList";
 const STATUS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Status";
 /// A patch, which has a form of its own for each media type.
 pub(super) const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
 const ANY: &[&str] = &["*/*"];
 const OBJECTS: &[&str] = &["application/json", "application/yaml", PROTOBUF, CBOR];
+/// What discovery of groups is in.
+const GROUPS: &[&str] = &["application/json", "application/yaml", PROTOBUF];
+/// Methods that a proxy passes on.
+const METHODS: &[&str] = &["get", "put", "post", "delete", "options", "head", "patch"];
+const NAMED_PATH: &[&str] = &["name", "path"];
+const NAMESPACED_PATH: &[&str] = &["name", "namespace", "path"];
 const CUSTOM_OBJECTS: &[&str] = &["application/json", "application/yaml", CBOR];
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const CBOR: &str = "application/cbor";
@@ -132,9 +143,8 @@ pub(super) struct Operation {
     pub(super) method: &'static str,
     pub(super) id: String,
     pub(super) tag: String,
-    /// `x-kubernetes-action`
-    pub(super) action: &'static str,
-    pub(super) gvk: Gvk,
+    /// `x-kubernetes-action`, and the kind that it is done with; discovery has neither.
+    pub(super) action: Option<(&'static str, Gvk)>,
     /// Of the query.
     pub(super) parameters: &'static [Parameter],
     pub(super) body: Option<Body>,
@@ -146,13 +156,13 @@ pub(super) struct Operation {
 impl Operation {
     /// What it is in every version.
     pub(super) fn common(&self) -> Value {
-        let Gvk { group, version, kind } = self.gvk;
-        json!({
-            "operationId": self.id,
-            "tags": [self.tag],
-            "x-kubernetes-action": self.action,
-            "x-kubernetes-group-version-kind": {"group": group, "version": version, "kind": kind},
-        })
+        let mut common = json!({"operationId": self.id, "tags": [self.tag]});
+        if let Some((action, Gvk { group, version, kind })) = self.action {
+            common["x-kubernetes-action"] = action.into();
+            common["x-kubernetes-group-version-kind"] =
+                json!({"group": group, "version": version, "kind": kind});
+        }
+        common
     }
 
     /// The names of the schemas that it uses.
@@ -294,8 +304,7 @@ pub(super) fn paths(resource: &Resource, schemas: &ResourceSchemas) -> Vec<Path>
             method: method(verb),
             id: names.id(word(verb), &what),
             tag: names.tag(),
-            action: action(verb),
-            gvk,
+            action: Some((action(verb), gvk)),
             parameters: parameters(verb),
             body: body(resource, verb, object),
             codes: codes(verb),
@@ -372,7 +381,7 @@ pub(super) fn paths(resource: &Resource, schemas: &ResourceSchemas) -> Vec<Path>
             (Some(ty), _) => Some(ty.name),
             (None, _) => None,
         };
-        all.push(match object {
+        let found = match object {
             Some(_) if subresource.name == "log" => Path {
                 path,
                 names: inner,
@@ -392,6 +401,21 @@ pub(super) fn paths(resource: &Resource, schemas: &ResourceSchemas) -> Vec<Path>
                     .map(|verb| operation(verb, what.clone(), subresource.gvk, object, object))
                     .collect(),
             },
+            None if subresource.name == "proxy" => {
+                let all_methods = |what: &str| {
+                    let each =
+                        |method: &&'static str| connection(&names, method, what, subresource);
+                    METHODS.iter().map(each).collect()
+                };
+                let parameters = connections(subresource).to_vec();
+                all.push(Path {
+                    path: format!("{path}/{{path}}"),
+                    names: if resource.namespaced { NAMESPACED_PATH } else { NAMED_PATH },
+                    parameters: parameters.clone(),
+                    operations: all_methods(&format!("{what}WithPath")),
+                });
+                Path { path, names: inner, parameters, operations: all_methods(&what) }
+            }
             None => Path {
                 path,
                 names: inner,
@@ -402,9 +426,57 @@ pub(super) fn paths(resource: &Resource, schemas: &ResourceSchemas) -> Vec<Path>
                     .map(|verb| connection(&names, method(verb), &what, subresource))
                     .collect(),
             },
-        });
+        };
+        all.push(found);
     }
     all
+}
+
+/// Discovery of a group and version.
+pub(super) fn resources_of(resource: &Resource) -> Path {
+    let names = Names::of(resource);
+    let id = names.id("get", "APIResources");
+    discovery(format!("/{}/", path(resource)), id, names.tag(), API_RESOURCES, OBJECTS)
+}
+
+/// Discovery of what is served in all, and of the group of each of these resources.
+pub(super) fn groups_of<'a>(resources: impl Iterator<Item = &'a Resource>) -> Vec<Path> {
+    let of = |path: &str, id: String, tag: String, answer| {
+        discovery(path.to_owned(), id, tag, answer, GROUPS)
+    };
+    let mut all = vec![
+        of("/api/", "getCoreAPIVersions".into(), "core".into(), "APIVersions"),
+        of("/apis/", "getAPIVersions".into(), "apis".into(), "APIGroupList"),
+    ];
+    let groups: BTreeSet<&str> =
+        resources.map(|resource| resource.group).filter(|group| !group.is_empty()).collect();
+    for group in groups {
+        let name = group.strip_suffix(".k8s.io").unwrap_or(group);
+        let id = format!("get{}APIGroup", identifier(name, false));
+        all.push(of(&format!("/apis/{group}/"), id, identifier(name, true), "APIGroup"));
+    }
+    all
+}
+
+fn discovery(
+    path: String,
+    id: String,
+    tag: String,
+    answer: &str,
+    produces: &[&'static str],
+) -> Path {
+    let operation = Operation {
+        method: "get",
+        id,
+        tag,
+        action: None,
+        parameters: &[],
+        body: None,
+        codes: &[200],
+        answer: Content::Schema(format!("{META}{answer}")),
+        produces: produces.to_vec(),
+    };
+    Path { path, names: &[], parameters: Vec::new(), operations: vec![operation] }
 }
 
 fn text(operation: Operation, produces: Vec<&'static str>) -> Operation {
@@ -431,8 +503,7 @@ fn connection(
         method,
         id: names.id("connect", &format!("{}{what}", identifier(method, false))),
         tag: names.tag(),
-        action: "connect",
-        gvk: subresource.gvk,
+        action: Some(("connect", subresource.gvk)),
         parameters: &[],
         body: None,
         codes: &[200],

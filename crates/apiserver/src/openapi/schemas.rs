@@ -3,8 +3,75 @@
 use serde_json::{Map, Value, json};
 
 use super::custom::{self, Dialect};
-use super::operations::{PATCH, Path};
+use super::operations::{META, PATCH, Path};
 use crate::api_types::{Field, Leaf, ListKind, Resource, Shape, Type, types};
+
+/// The types of discovery, after [`META`]: what is required, and fields with their types.
+const DISCOVERY: &[(&str, &[&str], &[(&str, &str)])] = &[
+    (
+        "APIVersions",
+        &["versions", "serverAddressByClientCIDRs"],
+        &[
+            ("apiVersion", "string"),
+            ("kind", "string"),
+            ("serverAddressByClientCIDRs", "[]ServerAddressByClientCIDR"),
+            ("versions", "[]string"),
+        ],
+    ),
+    (
+        "APIGroupList",
+        &["groups"],
+        &[("apiVersion", "string"), ("groups", "[]APIGroup"), ("kind", "string")],
+    ),
+    (
+        "APIGroup",
+        &["name", "versions"],
+        &[
+            ("apiVersion", "string"),
+            ("kind", "string"),
+            ("name", "string"),
+            ("preferredVersion", "GroupVersionForDiscovery"),
+            ("serverAddressByClientCIDRs", "[]ServerAddressByClientCIDR"),
+            ("versions", "[]GroupVersionForDiscovery"),
+        ],
+    ),
+    (
+        "APIResourceList",
+        &["groupVersion", "resources"],
+        &[
+            ("apiVersion", "string"),
+            ("groupVersion", "string"),
+            ("kind", "string"),
+            ("resources", "[]APIResource"),
+        ],
+    ),
+    (
+        "APIResource",
+        &["name", "singularName", "namespaced", "kind", "verbs"],
+        &[
+            ("categories", "[]string"),
+            ("group", "string"),
+            ("kind", "string"),
+            ("name", "string"),
+            ("namespaced", "boolean"),
+            ("shortNames", "[]string"),
+            ("singularName", "string"),
+            ("storageVersionHash", "string"),
+            ("verbs", "[]string"),
+            ("version", "string"),
+        ],
+    ),
+    (
+        "GroupVersionForDiscovery",
+        &["groupVersion", "version"],
+        &[("groupVersion", "string"), ("version", "string")],
+    ),
+    (
+        "ServerAddressByClientCIDR",
+        &["clientCIDR", "serverAddress"],
+        &[("clientCIDR", "string"), ("serverAddress", "string")],
+    ),
+];
 
 /// The names of the schemas of a resource's objects and lists.
 pub(super) struct ResourceSchemas {
@@ -61,7 +128,42 @@ impl Schemas {
             self.done.insert(name.to_owned(), json!({"type": "object"}));
         } else if let Some(ty) = types().named(name) {
             self.add(ty);
+        } else if let Some((_, required, fields)) =
+            DISCOVERY.iter().find(|(known, ..)| name.strip_prefix(META) == Some(known))
+        {
+            self.add_discovery(name, required, fields);
         }
+    }
+
+    /// Discovery is not among the types of objects.
+    fn add_discovery(&mut self, name: &str, required: &[&str], fields: &[(&str, &str)]) {
+        if self.done.contains_key(name) {
+            return;
+        }
+        self.done.insert(name.to_owned(), Value::Null);
+        let mut properties = Map::new();
+        for (field, kind) in fields {
+            let (kind, is_list) = match kind.strip_prefix("[]") {
+                Some(kind) => (kind, true),
+                None => (*kind, false),
+            };
+            let leaf = match kind {
+                "string" | "boolean" => json!({"type": kind}),
+                other => {
+                    let other = format!("{META}{other}");
+                    self.add_named(&other);
+                    self.reference(&other)
+                }
+            };
+            let property = match (is_list, leaf.get("$ref")) {
+                (true, _) => json!({"type": "array", "items": leaf}),
+                (false, Some(_)) if self.to == Dialect::V3 => json!({"allOf": [leaf]}),
+                (false, _) => leaf,
+            };
+            properties.insert((*field).to_owned(), property);
+        }
+        let schema = json!({"type": "object", "required": required, "properties": properties});
+        self.done.insert(name.to_owned(), schema);
     }
 
     fn add(&mut self, ty: &'static Type) -> &'static str {

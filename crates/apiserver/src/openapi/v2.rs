@@ -23,13 +23,21 @@ pub fn is_wanted(accept: Option<&str>) -> bool {
 pub fn document(custom: Custom<'_>) -> Value {
     let mut schemas = Schemas::new(Dialect::V2);
     let mut paths = Map::new();
-    for resource in all(custom) {
-        let names = schemas.add_resource(resource);
-        for path in operations::paths(resource, &names) {
+    let mut add = |all: Vec<Path>, schemas: &mut Schemas| {
+        for path in all {
             schemas.add_contents(&path);
             paths.insert(path.path.clone(), path_item(&path));
         }
+    };
+    for resource in all(custom) {
+        let names = schemas.add_resource(resource);
+        let of_group = [operations::resources_of(resource)];
+        add(
+            operations::paths(resource, &names).into_iter().chain(of_group).collect(),
+            &mut schemas,
+        );
     }
+    add(operations::groups_of(all(custom)), &mut schemas);
     json!({
         "swagger": "2.0",
         "info": {"title": TITLE, "version": *VERSION},
@@ -144,6 +152,9 @@ mod tests {
             "replaceAppsV1NamespacedDeploymentScale",
             "patchRbacAuthorizationV1ClusterRole",
             "createAuthorizationV1SubjectAccessReview",
+            "connectCoreV1OptionsNodeProxyWithPath",
+            "getCoreV1APIResources",
+            "getRbacAuthorizationAPIGroup",
         ] {
             assert!(ids.contains(id), "{id}");
         }

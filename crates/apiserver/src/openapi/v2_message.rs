@@ -61,6 +61,8 @@ fn path() -> &'static [Field] {
         ("put", 3, Form::Message(operation)),
         ("post", 4, Form::Message(operation)),
         ("delete", 5, Form::Message(operation)),
+        ("options", 6, Form::Message(operation)),
+        ("head", 7, Form::Message(operation)),
         ("patch", 8, Form::Message(operation)),
         ("parameters", 9, Form::Each(&Form::Parameter)),
         ("x-", 10, Form::Any),
