@@ -53,7 +53,7 @@ async fn follow(api: &Api) -> Result<(), StatusError> {
     let mut changes = api.registry.feeds().subscribe(resource()?, after).await?;
     let mut state = State::read(api).await?;
     let mut ending = FuturesUnordered::new();
-    let mut ends: BTreeSet<String> = BTreeSet::new();
+    let mut endings = Endings::default();
     loop {
         let decided = state.decide();
         // Whoever sees that a kind is established finds it.
@@ -61,24 +61,55 @@ async fn follow(api: &Api) -> Result<(), StatusError> {
         for decided in decided {
             write_status(api, &decided).await?;
         }
-        for (name, definition) in &state.stored {
-            if is_ending(definition) && ends.insert(name.clone()) {
-                ending.push(finish(api, name.clone()));
-            }
-        }
+        ending.extend(endings.begin(&state.stored).into_iter().map(|name| finish(api, name)));
         tokio::select! {
             change = changes.next() => match change? {
                 Some(change) => state.apply(&change)?,
                 None => return Ok(()),
             },
             Some((name, result)) = ending.next() => {
-                ends.remove(&name);
+                endings.end(&name, result.is_ok());
                 if let Err(error) = result {
                     let error: StatusError = error;
                     tracing::warn!(%error, name, "cannot finish the deletion of a definition");
                     sleep(RETRY).await;
                 }
             }
+        }
+    }
+}
+
+/// Which definitions are brought to their end. Each is once for each version that is seen of it: another
+/// server may have ended it already, and the change that says so comes only when this task waits.
+#[derive(Default)]
+struct Endings {
+    running: BTreeSet<String>,
+    /// By name, the version with which it was begun.
+    begun: BTreeMap<String, String>,
+}
+
+impl Endings {
+    /// The names of those to begin with.
+    fn begin(&mut self, stored: &BTreeMap<String, Value>) -> Vec<String> {
+        self.begun.retain(|name, _| stored.contains_key(name));
+        let mut all = Vec::new();
+        for (name, definition) in stored.iter().filter(|(_, definition)| is_ending(definition)) {
+            let version = object::resource_version(definition);
+            let is_known = self.begun.get(name).is_some_and(|begun| begun == version);
+            if !is_known && !self.running.contains(name) {
+                self.begun.insert(name.clone(), version.to_owned());
+                self.running.insert(name.clone());
+                all.push(name.clone());
+            }
+        }
+        all
+    }
+
+    /// One has ended; if it failed, it is begun again.
+    fn end(&mut self, name: &str, is_done: bool) {
+        self.running.remove(name);
+        if !is_done {
+            self.begun.remove(name);
         }
     }
 }
@@ -439,6 +470,31 @@ async fn condition(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    /// Two servers on one store: what the other one has ended is begun once, and not again and again
+    /// until its change comes, which nobody would read meanwhile.
+    #[test]
+    fn definitions_end_once_for_each_version() {
+        let ending = |version: &str| {
+            json!({"metadata": {
+                "name": "a", "resourceVersion": version, "finalizers": [FINALIZER],
+                "deletionTimestamp": "2026-01-01T00:00:00Z",
+            }})
+        };
+        let stored = |version: &str| BTreeMap::from([("a".to_owned(), ending(version))]);
+        let mut endings = Endings::default();
+        assert_eq!(endings.begin(&stored("1")), ["a"]);
+        assert!(endings.begin(&stored("2")).is_empty(), "it is running");
+        endings.end("a", true);
+        assert_eq!(endings.begin(&stored("2")), ["a"]);
+        endings.end("a", true);
+        assert!(endings.begin(&stored("2")).is_empty(), "nothing has changed");
+        endings.end("a", false);
+        assert_eq!(endings.begin(&stored("2")), ["a"], "it has failed");
+        endings.end("a", true);
+        assert!(endings.begin(&BTreeMap::new()).is_empty() && endings.begun.is_empty());
+        assert_eq!(endings.begin(&stored("2")), ["a"], "another one of that name");
+    }
 
     fn definition(plural: &str, kind: &str, short: &[&str]) -> Value {
         json!({
