@@ -6,8 +6,12 @@ use super::custom::{self, Dialect};
 use super::operations::{META, PATCH, Path};
 use crate::api_types::{Field, Leaf, ListKind, Resource, Shape, Type, types};
 
-/// The types of discovery, after [`META`]: what is required, and fields with their types.
-const DISCOVERY: &[(&str, &[&str], &[(&str, &str)])] = &[
+/// Name, after [`META`]; what is required; fields with their types.
+type DiscoveryType =
+    (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+
+/// The types of discovery.
+const DISCOVERY: &[DiscoveryType] = &[
     (
         "APIVersions",
         &["versions", "serverAddressByClientCIDRs"],
