@@ -340,7 +340,9 @@ fn leaves_by_down_and_reset(machine: &Machine, joined: &mut Daemon) {
     assert!(machine.run(&["down"]).contains("nothing ran"));
 
     let shown = machine.run(&["reset", "--dry-run"]);
-    for part in ["default/server", "KUBE-", "longshore0", "cgroups", "var/lib/kubelet"] {
+    for part in
+        ["default/server", "filter/KUBE-FORWARD", "longshore0", "cgroups", "var/lib/kubelet"]
+    {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     machine.fails(machine.command(&["reset"]), "--yes");

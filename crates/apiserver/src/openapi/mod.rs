@@ -22,7 +22,7 @@ use crate::api_types::Resource;
 use crate::discovery::{Custom, MINOR, served};
 use crate::kinds::resources;
 use custom::Dialect;
-use operations::{Content, Operation, Parameter, Path};
+use operations::{Content, Operation};
 use schemas::Schemas;
 
 const TITLE: &str = "Kubernetes";
@@ -76,7 +76,7 @@ pub fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
         let of_group = [operations::resources_of(resource)];
         for path in operations::paths(resource, &names).into_iter().chain(of_group) {
             schemas.add_contents(&path);
-            paths.insert(path.path.clone(), path_item(&path));
+            paths.insert(path.path.clone(), path.item(Dialect::V3, written));
         }
     }
     if paths.is_empty() {
@@ -98,26 +98,6 @@ fn security() -> Value {
     }})
 }
 
-fn path_item(path: &Path) -> Value {
-    let mut item = Map::new();
-    let of_path = path.names.iter().map(|name| parameter((name, "string"), "path"));
-    let of_query = path.parameters.iter().map(|one| parameter(*one, "query"));
-    item.insert("parameters".into(), of_path.chain(of_query).collect());
-    for operation in &path.operations {
-        item.insert(operation.method.into(), written(operation));
-    }
-    item.into()
-}
-
-fn parameter((name, kind): Parameter, place: &str) -> Value {
-    let mut parameter =
-        json!({"name": name, "in": place, "schema": {"type": kind, "uniqueItems": true}});
-    if place == "path" {
-        parameter["required"] = true.into();
-    }
-    parameter
-}
-
 /// A value for each media type.
 fn media<'m>(types: impl IntoIterator<Item = &'m &'m str>, content: &Content) -> Value {
     let schema = json!({"schema": content.schema(Dialect::V3)});
@@ -129,11 +109,7 @@ fn written(operation: &Operation) -> Value {
         "description": "OK",
         "content": media(&operation.produces, &operation.answer),
     });
-    let mut answers: Map<String, Value> =
-        operation.codes.iter().map(|code| (code.to_string(), answer.clone())).collect();
-    answers.insert("401".into(), json!({"description": "Unauthorized"}));
-    let mut value = operation.common();
-    value["responses"] = answers.into();
+    let mut value = operation.common(&answer);
     if let Some(body) = &operation.body {
         value["requestBody"] = json!({"content": media(body.media, &body.content)});
         if body.is_required {
@@ -141,8 +117,7 @@ fn written(operation: &Operation) -> Value {
         }
     }
     if !operation.parameters.is_empty() {
-        let parameters = operation.parameters.iter().map(|one| parameter(*one, "query"));
-        value["parameters"] = parameters.collect();
+        value["parameters"] = operation.of_query(Dialect::V3).collect();
     }
     value
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::api_types::{Gvk, Resource, Subresource, types};
 use crate::{kinds, patch};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::custom::Dialect;
 use super::path;
@@ -14,7 +14,6 @@ use super::schemas::ResourceSchemas;
 
 /// How the names of the types that all groups share begin.
 pub(super) const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.";
-const API_RESOURCES: &str = "APIResourceList";
 const STATUS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Status";
 /// A patch, which has a form of its own for each media type.
 pub(super) const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
@@ -154,15 +153,23 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    /// What it is in every version.
-    pub(super) fn common(&self) -> Value {
-        let mut common = json!({"operationId": self.id, "tags": [self.tag]});
+    /// What it is in every version, with what it answers.
+    pub(super) fn common(&self, answer: &Value) -> Value {
+        let mut answers: Map<String, Value> =
+            self.codes.iter().map(|code| (code.to_string(), answer.clone())).collect();
+        answers.insert("401".into(), json!({"description": "Unauthorized"}));
+        let mut common = json!({"operationId": self.id, "tags": [self.tag], "responses": answers});
         if let Some((action, Gvk { group, version, kind })) = self.action {
             common["x-kubernetes-action"] = action.into();
             common["x-kubernetes-group-version-kind"] =
                 json!({"group": group, "version": version, "kind": kind});
         }
         common
+    }
+
+    /// Its parameters of the query.
+    pub(super) fn of_query(&self, to: Dialect) -> impl Iterator<Item = Value> {
+        self.parameters.iter().map(move |one| parameter(*one, "query", to))
     }
 
     /// The names of the schemas that it uses.
@@ -184,6 +191,31 @@ pub(super) struct Path {
     /// Of the query.
     pub(super) parameters: Vec<Parameter>,
     pub(super) operations: Vec<Operation>,
+}
+
+impl Path {
+    /// The path as a document has it, given how that writes operations.
+    pub(super) fn item(&self, to: Dialect, written: fn(&Operation) -> Value) -> Value {
+        let of_path = self.names.iter().map(|name| parameter((name, "string"), "path", to));
+        let of_query = self.parameters.iter().map(|one| parameter(*one, "query", to));
+        let mut item =
+            Map::from_iter([("parameters".to_owned(), of_path.chain(of_query).collect())]);
+        item.extend(self.operations.iter().map(|one| (one.method.to_owned(), written(one))));
+        item.into()
+    }
+}
+
+fn parameter((name, kind): Parameter, place: &str, to: Dialect) -> Value {
+    let mut parameter = match to {
+        Dialect::V2 => json!({"name": name, "in": place, "type": kind, "uniqueItems": true}),
+        Dialect::V3 => {
+            json!({"name": name, "in": place, "schema": {"type": kind, "uniqueItems": true}})
+        }
+    };
+    if place == "path" {
+        parameter["required"] = true.into();
+    }
+    parameter
 }
 
 /// `rbac.authorization` becomes `rbacAuthorization`, and `RbacAuthorization` behind other words.
@@ -436,7 +468,7 @@ pub(super) fn paths(resource: &Resource, schemas: &ResourceSchemas) -> Vec<Path>
 pub(super) fn resources_of(resource: &Resource) -> Path {
     let names = Names::of(resource);
     let id = names.id("get", "APIResources");
-    discovery(format!("/{}/", path(resource)), id, names.tag(), API_RESOURCES, OBJECTS)
+    discovery(format!("/{}/", path(resource)), id, names.tag(), "APIResourceList", OBJECTS)
 }
 
 /// Discovery of what is served in all, and of the group of each of these resources.

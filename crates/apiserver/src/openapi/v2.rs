@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::custom::Dialect;
-use super::operations::{self, Operation, Parameter, Path};
+use super::operations::{self, Operation, Path};
 use super::schemas::Schemas;
 use super::{TITLE, VERSION, security, v2_message};
 use crate::discovery::{Custom, all};
@@ -26,7 +26,7 @@ pub fn document(custom: Custom<'_>) -> Value {
     let mut add = |all: Vec<Path>, schemas: &mut Schemas| {
         for path in all {
             schemas.add_contents(&path);
-            paths.insert(path.path.clone(), path_item(&path));
+            paths.insert(path.path.clone(), path.item(Dialect::V2, written));
         }
     };
     for resource in all(custom) {
@@ -54,32 +54,9 @@ pub fn protobuf(custom: Custom<'_>) -> Vec<u8> {
     v2_message::document(&document(custom))
 }
 
-fn path_item(path: &Path) -> Value {
-    let mut item = Map::new();
-    let of_path = path.names.iter().map(|name| parameter((name, "string"), "path"));
-    let of_query = path.parameters.iter().map(|one| parameter(*one, "query"));
-    item.insert("parameters".into(), of_path.chain(of_query).collect());
-    for operation in &path.operations {
-        item.insert(operation.method.into(), written(operation));
-    }
-    item.into()
-}
-
-fn parameter((name, kind): Parameter, place: &str) -> Value {
-    let mut parameter = json!({"name": name, "in": place, "type": kind, "uniqueItems": true});
-    if place == "path" {
-        parameter["required"] = true.into();
-    }
-    parameter
-}
-
 fn written(operation: &Operation) -> Value {
     let answer = json!({"description": "OK", "schema": operation.answer.schema(Dialect::V2)});
-    let mut answers: Map<String, Value> =
-        operation.codes.iter().map(|code| (code.to_string(), answer.clone())).collect();
-    answers.insert("401".into(), json!({"description": "Unauthorized"}));
-    let mut value = operation.common();
-    value["responses"] = answers.into();
+    let mut value = operation.common(&answer);
     value["schemes"] = json!(["https"]);
     value["produces"] = json!(operation.produces);
     value["consumes"] = match &operation.body {
@@ -94,8 +71,7 @@ fn written(operation: &Operation) -> Value {
         }
         parameter
     });
-    let parameters: Vec<Value> =
-        body.chain(operation.parameters.iter().map(|one| parameter(*one, "query"))).collect();
+    let parameters: Vec<Value> = body.chain(operation.of_query(Dialect::V2)).collect();
     if !parameters.is_empty() {
         value["parameters"] = parameters.into();
     }
