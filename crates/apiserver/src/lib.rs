@@ -51,6 +51,7 @@ pub mod status;
 pub mod store_tools;
 pub mod table;
 mod tasks;
+mod text;
 mod tokens;
 mod user;
 mod webhook_client;

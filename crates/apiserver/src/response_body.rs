@@ -21,6 +21,7 @@ use crate::audit;
 use crate::flow_control::CountedWatch;
 use crate::offload::LARGE;
 use crate::request_metrics::Record;
+use crate::text::Text;
 
 /// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
 /// as ours, and not lost in the buffers of a connection whose client reads nothing.
@@ -34,14 +35,14 @@ const COMPRESSED_AT_ONCE: usize = 256 << 10;
 const COMPRESSION: usize = 320 << 10;
 
 enum Content {
-    Whole(Bytes),
+    Whole(Text),
     Compressed(Box<Compressed>),
     Stream(Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>>),
 }
 
 /// Text that is compressed as its client takes it.
 struct Compressed {
-    left: Bytes,
+    left: Text,
     /// `None` after the end.
     encoder: Option<GzEncoder<Vec<u8>>>,
 }
@@ -52,7 +53,7 @@ impl Compressed {
         let mut budget = COMPRESSED_AT_ONCE;
         let mut encoder = self.encoder.take()?;
         while budget > 0 && !self.left.is_empty() {
-            let part = self.left.split_to(self.left.len().min(PART));
+            let part = self.left.take(PART);
             budget = budget.saturating_sub(part.len());
             if let Err(error) = encoder.write_all(&part) {
                 return Some(Err(error));
@@ -116,17 +117,17 @@ impl Body {
         self.memory.as_ref()
     }
 
-    /// The text of a body that is there as a whole.
-    pub(crate) fn whole(&self) -> Option<&Bytes> {
-        match &self.content {
-            Content::Whole(text) => Some(text),
+    /// The text of a body that is there as a whole, in one piece.
+    pub(crate) fn whole(&mut self) -> Option<&Bytes> {
+        match &mut self.content {
+            Content::Whole(text) => Some(text.join()),
             Content::Compressed(_) | Content::Stream(_) => None,
         }
     }
 
     /// Has other bytes sent for the same answer.
     pub(crate) fn replace(&mut self, bytes: Bytes) {
-        self.content = Content::Whole(bytes);
+        self.content = Content::Whole(bytes.into());
     }
 
     /// Has the body sent in gzip, at the level that takes the least time. `false`: it is not, since memory is short or
@@ -169,7 +170,7 @@ impl From<Content> for Body {
     }
 }
 
-impl<T: Into<Bytes>> From<T> for Body {
+impl<T: Into<Text>> From<T> for Body {
     fn from(text: T) -> Body {
         Content::Whole(text.into()).into()
     }
@@ -185,10 +186,7 @@ impl hyper::body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let next = match &mut self.content {
             Content::Whole(text) if text.is_empty() => Poll::Ready(None),
-            Content::Whole(text) => {
-                let part = text.split_to(text.len().min(PART));
-                Poll::Ready(Some(Ok(Frame::data(part))))
-            }
+            Content::Whole(text) => Poll::Ready(Some(Ok(Frame::data(text.take(PART))))),
             Content::Compressed(text) => match text.next() {
                 Some(Ok(part)) if part.is_empty() => {
                     // others come first

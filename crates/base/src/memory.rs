@@ -26,11 +26,11 @@ const MMAP_THRESHOLD: i32 = 2 << 20;
 /// be returned and faulted in again each time.
 #[cfg(target_env = "gnu")]
 const TRIM_THRESHOLD: i32 = 2 << 20;
-/// How often code that is not in use is unmapped, in checks.
+/// How often code that is not in use is unmapped and all free memory is returned, in checks.
 const CODE_PERIOD: u32 = 4;
 /// Check interval.
 const PERIOD: Duration = Duration::from_secs(15);
-/// Amount of free memory from which on it is returned.
+/// Amount of free memory from which on it is returned at the next check.
 const MIN_FREE: u64 = 32 << 20;
 
 /// Limits the number of arenas, and fixes thresholds that glibc otherwise adapts up to 64 MiB. Must be
@@ -54,11 +54,12 @@ pub fn configure_allocator() {
 pub async fn trim_periodically() {
     for check in 1_u32.. {
         sleep(PERIOD).await;
-        if check.is_multiple_of(CODE_PERIOD) {
+        let is_due = check.is_multiple_of(CODE_PERIOD);
+        if is_due {
             let _ = panics::blocking(unmap_code).await;
         }
         // code and stacks count as free here; they are small
-        if resident() >= allocated().saturating_add(MIN_FREE) {
+        if is_due || resident() >= allocated().saturating_add(MIN_FREE) {
             // it takes a millisecond for some 10 MiB
             let _ = panics::blocking(release).await;
         }

@@ -1,6 +1,7 @@
-//! Connections that watches share. A node watches each object that its pods refer to separately, and
-//! would need a connection for each if they were not HTTP/2 streams of shared ones. A server limits
-//! the streams of a connection, so further connections are opened as needed.
+//! Connections that watches share. Controllers watch some hundred resources, and a node each object
+//! that its pods refer to: both would need a connection for each if these were not HTTP/2 streams of
+//! shared ones. A server limits the streams of a connection, so further connections are opened as
+//! needed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,14 +20,13 @@ use tower::ServiceBuilder;
 
 /// Streams on a connection: what kube-apiserver takes.
 const STREAMS: usize = 100;
+/// As Go's client: watches whose events nobody reads for a while do not stop the others. What is
+/// unread of one is limited by the window of its stream.
+const CONNECTION_WINDOW: u32 = 1 << 30;
 /// TCP keepalive detects dead connections without wakeups.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_RETRIES: u32 = 3;
-
-/// Marks a watch that is to share its connection, as an extension of its request.
-#[derive(Clone, Copy, Debug)]
-pub struct SharesConnection;
 
 /// The shared connections to one server.
 pub(super) struct ConnectionPool {
@@ -118,7 +118,9 @@ fn connect(config: &Config) -> Result<Client, kube::Error> {
         tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
     }
     let connector = tls.enable_all_versions().wrap_connector(tcp);
-    let hyper: HyperClient<_, Body> = HyperClient::builder(TokioExecutor::new()).build(connector);
+    let hyper: HyperClient<_, Body> = HyperClient::builder(TokioExecutor::new())
+        .http2_initial_connection_window_size(CONNECTION_WINDOW)
+        .build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
@@ -139,9 +141,12 @@ mod tests {
     use hyper::service::service_fn;
     use hyper_util::rt::TokioIo;
     use hyper_util::server::conn::auto::Builder;
+    use longshore_metrics::RestClient;
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
+    use crate::transport::Shared;
+    use crate::{Credentials, Limits};
 
     /// A server with these protocols whose responses never end; counts its connections.
     async fn serve(protocols: &[&str]) -> (Config, Arc<AtomicUsize>) {
@@ -208,5 +213,34 @@ mod tests {
         let second = pool.send(request()).await.unwrap();
         assert_eq!(connections.load(Ordering::SeqCst), 2);
         assert!(first.0.status().is_success() && second.0.status().is_success());
+    }
+
+    #[tokio::test]
+    async fn connection_pool_has_the_watches_of_all_kinds_and_no_other_requests() {
+        let (config, connections) = serve(&["h2", "http/1.1"]).await;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             clusters: [{{name: c, cluster: {{server: '{}', insecure-skip-tls-verify: true}}}}]\n\
+             users: [{{name: u, user: {{token: t}}}}]\n\
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n",
+            config.cluster_url
+        );
+        std::fs::write(file.path(), text).unwrap();
+        let limits =
+            Limits { component: "kubelet", qps: 0, burst: 0, timeout: Duration::from_secs(10) };
+        let metrics = RestClient::new(&longshore_metrics::Registry::default());
+        let client = Shared::open(Credentials::of(file.path()), limits, metrics).await.unwrap();
+        let send = |path: &'static str| {
+            client.send(Request::get(path).body(kube::client::Body::empty()).unwrap())
+        };
+        let mut open = Vec::new();
+        for path in ["/api/v1/pods?watch=true", "/api/v1/nodes?watch=1", "/apis/a/v1/b?&watch=true"]
+        {
+            open.push(send(path).await.unwrap());
+            assert_eq!(connections.load(Ordering::SeqCst), 1);
+        }
+        open.push(send("/api/v1/pods").await.unwrap());
+        assert_eq!(connections.load(Ordering::SeqCst), 2);
     }
 }

@@ -40,7 +40,6 @@ use tokio::sync::watch;
 
 pub use self::accounts::AccountClients;
 pub use self::config_source::ConfigSource;
-pub use self::connection_pool::SharesConnection;
 pub use self::decode::{Item, Reports, Unreadable, object, optional};
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
 pub use self::named::named;

@@ -26,7 +26,6 @@ use tokio_util::sync::CancellationToken;
 use tower::{BoxError, Service};
 use tracing::{info, warn};
 
-use super::connection_pool::SharesConnection;
 use super::kubeconfig::{Endpoint, ModificationTimes, changes, endpoints, modification_times};
 use super::response_body::ResponseBody;
 use super::{ClientError, CredentialState, Credentials, Limits};
@@ -231,7 +230,7 @@ impl Shared {
         let size = request.body().size_hint().exact().filter(|_| cancel.is_none());
         let (method, began) = (request.method().clone(), Instant::now());
         let sent = async {
-            if request.extensions().get::<SharesConnection>().is_none() {
+            if cancel.is_none() {
                 return server.endpoint.client.send(request).await.map(|answer| (answer, None));
             }
             let sent = server.endpoint.pool.send(request).await;

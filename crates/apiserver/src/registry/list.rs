@@ -106,7 +106,7 @@ pub(crate) trait Items: Send {
     }
 
     /// Takes the text of an object that is shown as it is stored, which saves reading and writing it.
-    fn text(&mut self, _text: &ObjectText<'_>) -> Result<(), StatusError> {
+    fn text(&mut self, _text: ObjectText) -> Result<(), StatusError> {
         Err(StatusError::internal("a list of texts where objects are wanted"))
     }
 }
@@ -173,7 +173,7 @@ impl Registry {
                     page.items.iter().try_for_each(|stored| {
                         if let Some(text) = self.text_for_list(request, &items, stored) {
                             found += 1;
-                            return items.text(&text);
+                            return items.text(text);
                         }
                         let Some(raw) = self.read_for_list(stored) else { return Ok(()) };
                         let object = kinds::from_storage(request.resource, raw);
@@ -204,12 +204,12 @@ impl Registry {
     }
 
     /// The text of an object, for whoever takes it in place of the object.
-    fn text_for_list<'s>(
+    fn text_for_list(
         &self,
         request: &ListRequest<'_>,
         items: &impl Items,
-        stored: &'s KeyValue,
-    ) -> Option<ObjectText<'s>> {
+        stored: &KeyValue,
+    ) -> Option<ObjectText> {
         let takes_text = items.takes_text() && request.selects_all();
         takes_text.then(|| ObjectText::of(request.resource, stored, &self.checked_texts)).flatten()
     }

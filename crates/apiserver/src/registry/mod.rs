@@ -36,6 +36,7 @@ use crate::api_types::Resource;
 use crate::object;
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::{Cause, MODIFIED, StatusError};
+use crate::text::{Text, TextBuilder};
 
 /// An update that loses the race this often gives up: something writes the object in a loop.
 const MAX_ATTEMPTS: usize = 64;
@@ -166,15 +167,15 @@ impl Registry {
         resource: &Resource,
         namespace: &str,
         name: &str,
-    ) -> Result<Vec<u8>, StatusError> {
+    ) -> Result<Text, StatusError> {
         let stored = self.stored(resource, namespace, name).await?;
         if let Some(stored) = ObjectText::of(resource, &stored, &self.checked_texts) {
-            let mut text = Vec::new();
+            let mut text = TextBuilder::default();
             stored.append(&mut text);
-            return Ok(text);
+            return Ok(text.finish());
         }
         let object = self.decode(resource, &stored).await?;
-        longshore_json::write(&object).map_err(StatusError::internal)
+        longshore_json::write(&object).map(Text::from).map_err(StatusError::internal)
     }
 
     /// One object, if there is one.

@@ -3,12 +3,14 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
 
+use bytes::Bytes;
 use longshore_json::Object;
 use longshore_store::{KeyValue, Revision};
 use quick_cache::sync::Cache;
 
 use crate::api_types::{Gvk, Resource};
 use crate::kinds;
+use crate::text::TextBuilder;
 
 /// How many texts are known to be those of objects: an entry has some 50 bytes.
 const TEXTS: usize = 1 << 16;
@@ -47,33 +49,35 @@ impl CheckedTexts {
 }
 
 /// An object that is stored as JSON and shown as it is stored, but for its resourceVersion.
-pub(crate) struct ObjectText<'s> {
-    /// Up to the first field of the metadata, and from there on.
-    parts: (&'s [u8], &'s [u8]),
+pub(crate) struct ObjectText {
+    /// Up to the first field of the metadata.
+    head: Bytes,
+    /// From there on.
+    rest: Bytes,
     revision: Revision,
 }
 
-impl<'s> ObjectText<'s> {
+impl ObjectText {
     /// `None`: it has to be read to be shown.
     pub(super) fn of(
         resource: &Resource,
-        stored: &'s KeyValue,
+        stored: &KeyValue,
         checked: &CheckedTexts,
-    ) -> Option<ObjectText<'s>> {
+    ) -> Option<ObjectText> {
         if !kinds::is_shown_as_stored(resource) {
             return None;
         }
-        let parts = stored.value.split_at_checked(checked.start_of_metadata(resource, stored)?)?;
-        Some(ObjectText { parts, revision: stored.mod_revision })
+        let start = checked.start_of_metadata(resource, stored)?;
+        let mut rest = stored.value.clone();
+        let head = (start <= rest.len()).then(|| rest.split_to(start))?;
+        Some(ObjectText { head, rest, revision: stored.mod_revision })
     }
 
     /// Writes it.
-    pub(crate) fn append(&self, text: &mut Vec<u8>) {
-        // the name of the field and the digits of a number of 64 bits
-        text.reserve(self.parts.0.len().saturating_add(self.parts.1.len()).saturating_add(48));
-        text.extend_from_slice(self.parts.0);
+    pub(crate) fn append(self, text: &mut TextBuilder) {
+        text.push(self.head);
         // a vector takes all that is written to it
-        let _ = write!(text, r#""resourceVersion":"{}","#, self.revision);
-        text.extend_from_slice(self.parts.1);
+        let _ = write!(text.written(), r#""resourceVersion":"{}","#, self.revision);
+        text.push(self.rest);
     }
 }

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::*;
 use crate::kinds::lookup;
+use crate::text::TextBuilder;
 
 /// A real store that counts its watches.
 struct Counting {
@@ -172,10 +173,10 @@ impl Items for &mut Listed {
         true
     }
 
-    fn text(&mut self, text: &ObjectText<'_>) -> Result<(), StatusError> {
-        let mut written = Vec::new();
+    fn text(&mut self, text: ObjectText) -> Result<(), StatusError> {
+        let mut written = TextBuilder::default();
         text.append(&mut written);
-        self.texts.push(serde_json::from_slice(&written).unwrap());
+        self.texts.push(serde_json::from_slice(written.finish().join()).unwrap());
         Ok(())
     }
 }
@@ -230,8 +231,8 @@ async fn list_texts_are_what_the_objects_are() {
     all.sort_by_key(|object| object::name(object).to_owned());
     assert_eq!(all, objects);
     for object in &objects {
-        let text = registry.get_text(maps(), "default", object::name(object)).await.unwrap();
-        assert_eq!(serde_json::from_slice::<Value>(&text).unwrap(), *object);
+        let mut text = registry.get_text(maps(), "default", object::name(object)).await.unwrap();
+        assert_eq!(serde_json::from_slice::<Value>(text.join()).unwrap(), *object);
     }
     // what is known of a text is not that of the next one
     let key = "/registry/configmaps/default/c";

@@ -20,6 +20,7 @@ use crate::schema::quoted;
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::{Cause, StatusError, unsupported};
 use crate::table::{self, Rows};
+use crate::text::TextBuilder;
 
 /// Which revisions a version means.
 pub(super) const MATCH: &str = "resourceVersionMatch";
@@ -71,7 +72,7 @@ pub(super) struct ListText<'a> {
     rows: Option<Rows>,
     /// The list so far, if it is in protobuf.
     messages: Option<ListWriter>,
-    text: Vec<u8>,
+    text: TextBuilder,
     is_empty: bool,
     memory: Arc<Memory>,
     counted: usize,
@@ -80,9 +81,6 @@ pub(super) struct ListText<'a> {
 impl<'a> ListText<'a> {
     /// Text is counted in steps of this many bytes.
     const STEP: usize = LARGE;
-    /// From this much on, what a text has reserved beyond its end is given back. To give back less
-    /// costs more than it is worth: the next list would have to take it from the kernel again.
-    const SPARE: usize = 1 << 20;
 
     pub(super) fn new(view: &'a View, memory: Arc<Memory>) -> ListText<'a> {
         let api_version = view.resource.gvk().api_version();
@@ -108,20 +106,14 @@ impl<'a> ListText<'a> {
             let index = types().index_of(view.resource.gvk());
             ListWriter::new(index.filter(|_| view.form == Form::Object))
         });
-        ListText {
-            view,
-            rows,
-            messages,
-            text: head.into_bytes(),
-            is_empty: true,
-            memory,
-            counted: 0,
-        }
+        let mut text = TextBuilder::default();
+        text.written().extend_from_slice(head.as_bytes());
+        ListText { view, rows, messages, text, is_empty: true, memory, counted: 0 }
     }
 
     fn separate(&mut self) {
         if !std::mem::take(&mut self.is_empty) {
-            self.text.push(b',');
+            self.text.written().push(b',');
         }
     }
 
@@ -133,12 +125,12 @@ impl<'a> ListText<'a> {
         }
         self.separate();
         let written = match (&self.rows, self.view.form) {
-            (Some(rows), _) => longshore_json::append(&mut self.text, &rows.row(object)),
+            (Some(rows), _) => longshore_json::append(self.text.written(), &rows.row(object)),
             (None, Form::Metadata) => longshore_json::append(
-                &mut self.text,
+                self.text.written(),
                 &table::partial_metadata(object, self.view.api_version),
             ),
-            _ => longshore_json::append(&mut self.text, object),
+            _ => longshore_json::append(self.text.written(), object),
         };
         written.map_err(StatusError::internal)?;
         self.count(self.text.len())
@@ -167,13 +159,10 @@ impl<'a> ListText<'a> {
             let answer = respond::protobuf(StatusCode::OK, list);
             return Ok(answer.map(|body| body.with_memory(self.memory)));
         }
-        self.text.extend_from_slice(b"],\"metadata\":");
-        longshore_json::append(&mut self.text, meta).map_err(StatusError::internal)?;
-        self.text.push(b'}');
-        if self.text.capacity().saturating_sub(self.text.len()) >= Self::SPARE {
-            self.text.shrink_to_fit();
-        }
-        let answer = respond::json_text(StatusCode::OK, self.text);
+        self.text.written().extend_from_slice(b"],\"metadata\":");
+        longshore_json::append(self.text.written(), meta).map_err(StatusError::internal)?;
+        self.text.written().push(b'}');
+        let answer = respond::json_text(StatusCode::OK, self.text.finish());
         Ok(answer.map(|body| body.with_memory(self.memory)))
     }
 }
@@ -187,7 +176,7 @@ impl Items for &mut ListText<'_> {
         self.messages.is_none() && self.rows.is_none() && self.view.form == Form::Object
     }
 
-    fn text(&mut self, text: &ObjectText<'_>) -> Result<()> {
+    fn text(&mut self, text: ObjectText) -> Result<()> {
         self.separate();
         text.append(&mut self.text);
         self.count(self.text.len())

@@ -540,7 +540,9 @@ async fn audit_answer(answer: &mut Answer) {
     let Some(record) = audit::current() else { return };
     let content_type = answer.headers().get(header::CONTENT_TYPE);
     let is_json = content_type.is_some_and(|value| value == respond::JSON);
-    let text = answer.body().whole().filter(|text| is_json && !text.is_empty()).cloned();
+    let is_wanted = is_json && audit::wants_response();
+    let text = is_wanted.then(|| answer.body_mut().whole().cloned()).flatten();
+    let text = text.filter(|text| !text.is_empty());
     let status = status.as_ref().map(|StatusObject(status)| status);
     let goes_on = record.respond(answer.status().as_u16(), status, text.as_ref()).await;
     if let Some(record) = goes_on {

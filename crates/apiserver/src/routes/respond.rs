@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -17,6 +16,7 @@ use crate::response_body::Body;
 use crate::schema::protobuf;
 use crate::status::StatusError;
 use crate::table::{self, IncludeObject};
+use crate::text::Text;
 
 pub(super) type Answer = Response<Body>;
 pub(super) type Result<T = Answer> = std::result::Result<T, StatusError>;
@@ -39,7 +39,7 @@ pub(super) fn raw(code: StatusCode, content_type: HeaderValue, body: Body) -> An
     response
 }
 
-pub(super) fn json_text(code: StatusCode, text: impl Into<Bytes>) -> Answer {
+pub(super) fn json_text(code: StatusCode, text: impl Into<Text>) -> Answer {
     raw(code, JSON, Body::from(text))
 }
 
@@ -60,7 +60,7 @@ pub(super) fn to_protobuf(answer: &mut Answer) {
     if answer.headers().get(header::CONTENT_TYPE).is_none_or(|value| value != JSON) {
         return;
     }
-    let Some(bytes) = answer.body().whole().and_then(|text| {
+    let Some(bytes) = answer.body_mut().whole().and_then(|text| {
         let object: Value = longshore_json::read(text).ok()?;
         protobuf::encode_any(&object)
     }) else {
@@ -77,7 +77,7 @@ pub(super) fn to_yaml(answer: &mut Answer) {
     if answer.headers().get(header::CONTENT_TYPE).is_none_or(|value| value != JSON) {
         return;
     }
-    let Some(text) = answer.body().whole().cloned() else { return };
+    let Some(text) = answer.body_mut().whole().cloned() else { return };
     let has_memory =
         answer.body().memory().is_none_or(|memory| memory.grow(text.len().saturating_mul(GROWTH)));
     if !has_memory {

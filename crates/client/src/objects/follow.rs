@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::cache::{Key, Named};
 use super::{Error, REQUEST_TIMEOUT, within};
-use crate::{Item, SharesConnection, field_selector};
+use crate::{Item, field_selector};
 
 /// Backoff after failures, as upstream's: it doubles.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(800);
@@ -192,7 +192,6 @@ impl Followed {
         let uri =
             format!("{}&watch=true&resourceVersion={version}&timeoutSeconds={timeout}", parts.uri);
         parts.uri = uri.parse().map_err(service)?;
-        parts.extensions.insert(SharesConnection);
         Ok(http::Request::from_parts(parts, Body::empty()))
     }
 }
