@@ -23,8 +23,8 @@ use crate::offload::LARGE;
 use crate::request_metrics::Record;
 use crate::text::Text;
 
-/// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
-/// as ours, and not lost in the buffers of a connection whose client reads nothing.
+/// The end of a text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest
+/// is counted as ours, and not lost in the buffers of a connection whose client reads nothing.
 const PART: usize = 16 << 10;
 /// How long a client may not read from a large response.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -276,15 +276,19 @@ mod tests {
 
     #[tokio::test]
     async fn response_body_is_sent_in_parts() {
-        let text: String = "longshore ".repeat(10_000);
-        let mut body = Body::from(text.clone());
-        let mut parts = Vec::new();
-        while let Some(frame) = body.frame().await {
-            parts.push(frame.unwrap().into_data().unwrap());
+        for (length, large_parts) in [(100_000, 0), (1_000_000, 14)] {
+            let text: String = "longshore ".repeat(length / 10);
+            let mut body = Body::from(text.clone());
+            let mut parts = Vec::new();
+            while let Some(frame) = body.frame().await {
+                parts.push(frame.unwrap().into_data().unwrap());
+            }
+            assert_eq!(parts.concat(), text.as_bytes());
+            let (large, rest) = parts.split_at(large_parts);
+            assert!(large.iter().all(|part| part.len() == LARGE));
+            assert!(rest.len() > 5 && rest.iter().all(|part| part.len() <= PART));
+            assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(0));
         }
-        assert!(parts.len() > 5 && parts.iter().all(|part| part.len() <= PART));
-        assert_eq!(parts.concat(), text.as_bytes());
-        assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(0));
         assert!(Body::from("").frame().await.is_none());
     }
 

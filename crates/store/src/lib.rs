@@ -29,7 +29,7 @@ pub type Revision = i64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyValue {
     /// Full key, such as `/registry/pods/default/web`.
-    pub key: String,
+    pub key: Arc<str>,
     /// The stored bytes, opaque to the store.
     pub value: Bytes,
     /// Revision at which the key came into being (again, if it was deleted before).

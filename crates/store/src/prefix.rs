@@ -52,7 +52,7 @@ impl Prefixed {
 }
 
 fn outer(prefix: &str, kv: KeyValue) -> KeyValue {
-    KeyValue { key: moved(&kv.key, prefix, PREFIX), ..kv }
+    KeyValue { key: moved(&kv.key, prefix, PREFIX).into(), ..kv }
 }
 
 fn outer_error(prefix: &str, error: Error) -> Error {
@@ -147,10 +147,10 @@ mod tests {
         let mut watch = store.watch("/registry/pods/", 0).await.unwrap();
         let put = |expect| store.put("/registry/pods/a", Bytes::from_static(b"1"), expect, None);
         let written = put(Expect::Absent).await.unwrap();
-        assert_eq!(written.key, "/registry/pods/a");
+        assert_eq!(&*written.key, "/registry/pods/a");
         let Err(Error::Conflict { key, current }) = put(Expect::Absent).await else { panic!() };
         assert_eq!(
-            (key.as_str(), current.unwrap().key.as_str()),
+            (key.as_str(), &*current.unwrap().key),
             ("/registry/pods/a", "/registry/pods/a")
         );
         assert!(inner.get("/registry/pods/a").await.unwrap().is_none());

@@ -170,7 +170,8 @@ type Latest = BTreeMap<String, (Revision, u64)>;
 /// what is there.
 async fn check_latest(store: &EmbeddedStore, latest: &Latest) -> Latest {
     let stored = store.list("/crash/", ListOptions::default()).await.unwrap();
-    let stored: BTreeMap<_, _> = stored.items.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
+    let stored: BTreeMap<_, _> =
+        stored.items.into_iter().map(|kv| (kv.key.to_string(), kv)).collect();
     let found = |kv: &KeyValue| (kv.mod_revision, sequence(&kv.key, &kv.value));
     let now = stored.iter().map(|(key, kv)| (key.clone(), found(kv))).collect();
     for (key, (revision, expected)) in latest {
@@ -217,12 +218,15 @@ async fn check_history(store: &EmbeddedStore, acknowledged: &Acknowledged) {
         if let Some((key, written)) = acknowledged.get(&revision) {
             match &event {
                 Event::Put { current, .. } => {
-                    assert_eq!((&current.key, sequence(key, &current.value)), (key, *written));
+                    assert_eq!(
+                        (&*current.key, sequence(key, &current.value)),
+                        (key.as_str(), *written)
+                    );
                 }
                 Event::Delete { previous, .. } => {
                     assert_eq!(
-                        (&previous.key, sequence(key, &previous.value) + 1),
-                        (key, *written)
+                        (&*previous.key, sequence(key, &previous.value) + 1),
+                        (key.as_str(), *written)
                     );
                 }
             }

@@ -110,7 +110,7 @@ impl Model {
         let start = options.start.clone().unwrap_or_default();
         let keys = self.states[revision as usize].values();
         let mut items: Vec<_> =
-            keys.filter(|kv| kv.key.starts_with(prefix) && kv.key >= start).cloned().collect();
+            keys.filter(|kv| kv.key.starts_with(prefix) && *kv.key >= *start).cloned().collect();
         let limit = if options.limit == 0 { usize::MAX } else { options.limit };
         let remaining = items.len().saturating_sub(limit) as u64;
         items.truncate(limit);
@@ -124,11 +124,11 @@ impl Model {
                 (&self.states[revision as usize - 1], &self.states[revision as usize]);
             match then.values().find(|kv| kv.mod_revision == revision) {
                 Some(kv) => {
-                    Event::Put { current: kv.clone(), previous: before.get(&kv.key).cloned() }
+                    Event::Put { current: kv.clone(), previous: before.get(&*kv.key).cloned() }
                 }
                 None => {
                     let previous =
-                        before.values().find(|kv| !then.contains_key(&kv.key)).unwrap().clone();
+                        before.values().find(|kv| !then.contains_key(&*kv.key)).unwrap().clone();
                     Event::Delete { previous, revision }
                 }
             }
@@ -172,7 +172,7 @@ async fn run(steps: Vec<Step>, path: &Path) {
                         let revision = model.newest() + 1;
                         let create_revision = current.map_or(revision, |kv| kv.create_revision);
                         let kv = KeyValue {
-                            key: key.to_owned(),
+                            key: key.into(),
                             value: value.into(),
                             create_revision,
                             mod_revision: revision,

@@ -43,11 +43,11 @@ impl Store for Memory {
             Expect::Revision(revision) => Some(revision),
         };
         if current.as_ref().map(|stored| stored.mod_revision) != expected {
-            return Err(Error::Conflict { key: key.to_owned(), current });
+            return Err(Error::Conflict { key: key.into(), current });
         }
         state.0 += 1;
         let stored = KeyValue {
-            key: key.to_owned(),
+            key: key.into(),
             value,
             create_revision: state.0,
             mod_revision: state.0,
@@ -70,9 +70,7 @@ impl Store for Memory {
                 state.1.remove(key);
                 Ok((stored, state.0))
             }
-            None => {
-                Err(Error::Conflict { key: key.to_owned(), current: state.1.get(key).cloned() })
-            }
+            None => Err(Error::Conflict { key: key.into(), current: state.1.get(key).cloned() }),
         }
     }
 

@@ -264,7 +264,7 @@ impl Registry {
             return Err(too_large(least, page.revision));
         }
         let one: Vec<KeyValue> =
-            page.items.into_iter().filter(|stored| stored.key == key).collect();
+            page.items.into_iter().filter(|stored| *stored.key == *key).collect();
         for object in self.read_converted(request.resource, &one).await? {
             if request.matches(&object) {
                 items.object(object)?;

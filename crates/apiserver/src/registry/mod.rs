@@ -54,7 +54,7 @@ pub(crate) struct Registry {
     /// The newest write of this server by resource, for readers that must see it.
     written: Mutex<HashMap<&'static str, Revision>>,
     /// Objects that were left out of a list and logged, by key.
-    left_out: Mutex<HashMap<String, Revision>>,
+    left_out: Mutex<HashMap<Arc<str>, Revision>>,
     /// Of resources, as the last list found it.
     sizes: Mutex<HashMap<&'static str, Size>>,
     checked_texts: CheckedTexts,
@@ -266,7 +266,7 @@ impl Registry {
             if before != Some(stored.mod_revision) {
                 let KeyValue { key, mod_revision, .. } = stored;
                 tracing::error!(
-                    key,
+                    %key,
                     mod_revision,
                     "cannot decode a stored object, it is omitted from lists"
                 );
@@ -291,7 +291,7 @@ impl Registry {
             let key = &stored.key;
             (_, revision) = self.store.delete(key, revision).await.map_err(refusal)?;
             self.note(resource, revision);
-            tracing::warn!(key, "an undecodable object was deleted");
+            tracing::warn!(%key, "an undecodable object was deleted");
         }
         let mut object = stub(resource, namespace, name);
         object::set_resource_version(&mut object, revision);

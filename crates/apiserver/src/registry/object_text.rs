@@ -1,9 +1,10 @@
 //! Objects as the text in which they are stored.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::io::Write as _;
 
 use bytes::Bytes;
+use foldhash::quality::RandomState;
 use longshore_json::Object;
 use longshore_store::{KeyValue, Revision};
 use quick_cache::sync::Cache;
@@ -24,7 +25,7 @@ pub(super) struct CheckedTexts {
 
 impl Default for CheckedTexts {
     fn default() -> Self {
-        Self { starts: Cache::new(TEXTS), hasher: RandomState::new() }
+        Self { starts: Cache::new(TEXTS), hasher: RandomState::default() }
     }
 }
 

@@ -335,7 +335,8 @@ impl Store for Together {
             let key = format!("/registry/configmaps/default/{name}");
             let value = format!("{{\"metadata\":{{\"name\":\"{name}\"}}}}").into();
             let (create_revision, mod_revision) = (1, 1);
-            let previous = KeyValue { key, value, create_revision, mod_revision, is_stale: false };
+            let previous =
+                KeyValue { key: key.into(), value, create_revision, mod_revision, is_stale: false };
             Ok(WatchItem::Event(longshore_store::Event::Delete { previous, revision: 3 }))
         };
         let events = ["a", "b", "c"].map(event);

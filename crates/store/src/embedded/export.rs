@@ -40,7 +40,7 @@ pub(super) fn page(snapshot: &Snapshot, start: &str, at: Revision) -> Result<Vec
         if let Some(record) = snapshot.tables.record(revision)? {
             bytes = record.value.len().saturating_add(record.key.len()).saturating_add(bytes);
             entries.push(Entry {
-                key: record.key,
+                key: record.key.to_string(),
                 value: record.value,
                 create_revision: record.created,
                 mod_revision: revision,

@@ -190,11 +190,14 @@ impl Store for EmbeddedStore {
     }
 
     async fn list(&self, prefix: &str, options: ListOptions) -> Result<Page> {
-        let small = |snapshot: &Snapshot| snapshot.list(prefix, &options, Effort::SMALL);
-        if let Some(page) = self.shared.read_here(small)
-            && let Some(page) = page?
-        {
-            return Ok(page);
+        // a list that goes on is a long one
+        if options.start.is_none() {
+            let small = |snapshot: &Snapshot| snapshot.list(prefix, &options, Effort::SMALL);
+            if let Some(page) = self.shared.read_here(small)
+                && let Some(page) = page?
+            {
+                return Ok(page);
+            }
         }
         let prefix = prefix.to_owned();
         let any = move |snapshot: &Snapshot| snapshot.list(&prefix, &options, Effort::ANY);

@@ -1,6 +1,8 @@
 //! What is in the file: the tables, and every read over them. The same reads serve a read-only
 //! snapshot and the writer's open transaction.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use redb::{ReadableTable, TableDefinition};
 
@@ -55,7 +57,7 @@ impl Effort {
 
 /// One row of the history, read.
 pub(super) struct Record {
-    pub(super) key: String,
+    pub(super) key: Arc<str>,
     pub(super) created: Revision,
     pub(super) previous: Revision,
     pub(super) deadline: u64,
@@ -65,7 +67,7 @@ pub(super) struct Record {
 impl Record {
     fn read((key, created, previous, deadline, value): (&str, i64, i64, u64, &[u8])) -> Self {
         Record {
-            key: key.to_owned(),
+            key: key.into(),
             created,
             previous,
             deadline,

@@ -61,7 +61,7 @@ async fn embedded_queued_writes_share_one_transaction() {
 }
 
 fn put(revision: i64, size: usize) -> Arc<Event> {
-    let key = format!("/{}", if revision % 2 == 0 { "even" } else { "odd" });
+    let key = format!("/{}", if revision % 2 == 0 { "even" } else { "odd" }).into();
     let value = vec![0; size].into();
     let current =
         KeyValue { key, value, create_revision: revision, mod_revision: revision, is_stale: false };

@@ -94,7 +94,7 @@ impl<'t> Transaction<'t> {
             self.expiry.insert((deadline, revision), key)?;
         }
         let current = KeyValue {
-            key: key.to_owned(),
+            key: key.into(),
             value: value.clone(),
             create_revision: created,
             mod_revision: revision,
@@ -105,8 +105,8 @@ impl<'t> Transaction<'t> {
 
     fn delete(&mut self, (replaced, record): (Revision, Record)) -> Result<Arc<Event>> {
         let revision = self.newest.saturating_add(1);
-        self.tables.records.insert(revision, (record.key.as_str(), 0, replaced, 0, &[][..]))?;
-        self.tables.index.insert((record.key.as_str(), revision), 0)?;
+        self.tables.records.insert(revision, (&*record.key, 0, replaced, 0, &[][..]))?;
+        self.tables.index.insert((&*record.key, revision), 0)?;
         self.forget_deadline(replaced, &record)?;
         Ok(self.happened(Event::Delete { previous: record.into_key_value(replaced), revision }))
     }

@@ -139,6 +139,7 @@ impl EtcdStore {
                 }
             };
             let KeyValue { key, value, create_revision, mod_revision, .. } = key_value(kv)?;
+            let key = String::from(&*key);
             entries.push(Entry { key, value, create_revision, mod_revision, deadline });
         }
         Ok(entries)
@@ -226,7 +227,7 @@ impl EtcdStore {
             _ => revision,
         };
         Ok(KeyValue {
-            key: key.to_owned(),
+            key: key.into(),
             value: value.clone(),
             create_revision,
             mod_revision: revision,
@@ -401,6 +402,6 @@ fn key_value(kv: etcd_client::KeyValue) -> Result<KeyValue> {
     let (key, value) = kv.into_key_value();
     let key = String::from_utf8(key)
         .map_err(|error| Error::Backend(format!("etcd: a key is not UTF-8: {error}")))?;
-    let value = value.into();
+    let (key, value) = (key.into(), value.into());
     Ok(KeyValue { key, value, create_revision, mod_revision, is_stale: false })
 }

@@ -22,7 +22,7 @@ async fn list(store: &Shared, prefix: &str) -> Page {
 }
 
 fn keys(page: &Page) -> Vec<&str> {
-    page.items.iter().map(|kv| kv.key.as_str()).collect()
+    page.items.iter().map(|kv| &*kv.key).collect()
 }
 
 #[track_caller]
@@ -46,7 +46,7 @@ pub(crate) async fn create_update_delete(store: Shared) {
 
     let one = create(&store, key, "one").await;
     assert_eq!((one.create_revision, one.mod_revision), (before + 1, before + 1));
-    assert_eq!((one.key.as_str(), &one.value[..]), (key, &b"one"[..]));
+    assert_eq!((&*one.key, &one.value[..]), (key, &b"one"[..]));
     assert_eq!(store.get(key).await.unwrap().as_ref(), Some(&one));
     assert_conflict(store.put(key, "x".into(), Expect::Absent, None).await, key, Some(&one));
 
