@@ -1,7 +1,6 @@
 //! Disks of iSCSI targets: an `iscsiadm` that answers from a table, and a real disk behind it.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,12 +164,13 @@ async fn iscsi_failed_steps_are_reported_and_retried_as_root() {
     assert!(error.starts_with(&format!("{failed}Timed out waiting for device at path")), "{error}");
     target.world.root.write("device", &device);
     target.world.mount(&pod).await.unwrap();
-    // A logout that fails is tried again, and until then the pod's directory stays.
+    // A logout that fails is tried again, and the pod does not wait for it.
     target.world.root.write("refuse", "--logout\n");
-    target.world.volumes.remove_pod("u1").await.unwrap_err();
-    assert!(Path::new(&target.world.node("pods/u1")).exists());
-    target.world.root.write("refuse", "");
     target.world.remove("u1").await;
+    assert_eq!(target.world.users().len(), 1, "in use by the node");
+    target.world.root.write("refuse", "");
+    target.world.until_unused().await;
+    assert!(!target.path("session").exists());
     target.world.assert_clean();
 }
 
@@ -208,10 +208,12 @@ async fn iscsi_block_volume_is_mapped_and_unmapped_as_root() {
     assert!(target.world.mounted().contains(&bound), "{:?}", target.world.mounted());
     // A logout that fails is tried again, be it by another daemon.
     target.world.root.write("refuse", "--logout\n");
-    target.world.volumes.remove_pod("u1").await.unwrap_err();
-    target.world.root.write("refuse", "");
-    target.world.restart();
     target.world.remove("u1").await;
+    target.world.restart();
+    target.world.volumes.clone().unstage_unused().await;
+    assert_eq!(target.world.users().len(), 1, "in use by the node");
+    target.world.root.write("refuse", "");
+    target.world.until_unused().await;
     assert!(!target.path("session").exists());
     target.world.assert_clean();
 }

@@ -18,6 +18,7 @@ use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_client::objects::fake::FakeApi;
 use longshore_client::objects::{Detection, Objects};
 use longshore_metrics::Registry;
+use longshore_testkit::wait_until;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -152,6 +153,15 @@ impl World {
     /// The devices in use and by whom.
     pub(super) fn users(&self) -> BTreeMap<String, BTreeSet<String>> {
         self.volumes.devices().in_use().borrow().users().clone()
+    }
+
+    /// Waits until neither a pod nor the node itself uses a device.
+    pub(super) async fn until_unused(&self) {
+        let unused = async || match self.users() {
+            users if users.is_empty() => Ok(()),
+            users => Err(format!("{users:?}")),
+        };
+        wait_until(LIMIT, "no device is in use", unused).await.unwrap();
     }
 
     /// Nothing is left of any pod or device.
