@@ -83,6 +83,7 @@ use reconstruct::Reconstructed;
 use source::Source;
 use state::State;
 use state::csi::Csi;
+use state::ending::Ending;
 use state::flex::FlexDrivers;
 use stats::{MountedAt, PersistentMounts};
 
@@ -153,6 +154,7 @@ impl Volumes {
             kernel: Kernel::default(),
             flex: FlexDrivers::new(parts.plugin_dir, parts.node_name),
             locks: Mutex::default(),
+            ending: Ending::default(),
             metrics,
             persistent_mounts: PersistentMounts::default(),
         };
@@ -164,9 +166,10 @@ impl Volumes {
         &self.inner.devices
     }
 
-    /// Unstages volumes of an earlier daemon that no pod uses any more.
+    /// Unstages and detaches volumes of an earlier daemon that no pod uses any more.
     pub async fn unstage_unused(self) {
         csi::recover(&self.inner).await;
+        shared_disk::recover(&self.inner).await;
     }
 
     /// Where a pod's directory is or would be.
@@ -290,7 +293,10 @@ impl Volumes {
         work: fn(&Dir, &std::ffi::OsStr) -> Result<(), Error>,
     ) -> Result<(), Error> {
         layout::component("pod UID", uid)?;
-        let guard = self.lock(uid).write_owned().await;
+        let guard = {
+            let _waiting = self.inner.ending.begin(uid);
+            self.lock(uid).write_owned().await
+        };
         let began = Instant::now();
         let (inner, owned) = (Arc::clone(&self.inner), uid.to_owned());
         let work = panics::task(async move {

@@ -98,12 +98,12 @@ async fn make(tools: &Tools, device: &Path, kind: &str) -> Result<(), Error> {
         return Err(Error::UnsupportedPart(format!("file system {kind}")));
     };
     let args = args.iter().map(AsRef::as_ref).chain([device.as_os_str()]);
-    tools.run(*tool, args).await?.checked().map(drop)
+    tools.run_unlimited(*tool, args).await?.checked().map(drop)
 }
 
 /// Runs a safe automatic repair. Skipped if the tool is not installed.
 async fn check(tools: &Tools, device: &Path) -> Result<(), Error> {
-    let output = match tools.run(FSCK, ["-a".as_ref(), device.as_os_str()]).await {
+    let output = match tools.run_unlimited(FSCK, ["-a".as_ref(), device.as_os_str()]).await {
         Err(Error::NoTool { .. }) => return Ok(()),
         output => output?,
     };
