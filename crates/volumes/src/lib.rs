@@ -2,8 +2,7 @@
 //! and tears them down with the pod. Called by the pod's worker, one pod at a time. The desired
 //! state is the pod's spec, the actual state is the pod's directory and the kernel's mount table,
 //! so that a restarted daemon continues where this one stopped. Current limitations: size limits of
-//! volumes on disk are not enforced here; the file system of a local volume's device does not grow
-//! with its PersistentVolume, as upstream's does.
+//! volumes on disk are not enforced here.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -16,6 +15,7 @@ mod devices;
 mod dir;
 mod empty_dir;
 mod error;
+mod expansion;
 mod fc;
 mod flex;
 mod host;

@@ -3,10 +3,9 @@
 //!
 //! Attached volumes have the name of the PersistentVolume or of the pod's volume, as upstream has it. Two
 //! pods whose volumes have the same name and are not the same would share one: the second is refused.
-//!
-//! Current limitations: file systems are not expanded by drivers.
 
 mod calls;
+mod expand;
 mod options;
 
 use std::ffi::OsStr;
@@ -16,6 +15,7 @@ use std::sync::Arc;
 
 use crate::devices::DeviceGuard;
 use crate::error::{Error, if_exists};
+use crate::expansion::{self, Expand};
 use crate::host::format::{self, Wanted};
 use crate::host::mounts::{self, BindOptions, Table};
 use crate::host::{self, blocking};
@@ -25,6 +25,7 @@ use crate::persistent::FlexSource;
 use crate::state::State;
 use crate::state::flex::{self as driver, Driver};
 use crate::task::Task;
+use expand::{FlexKind, FlexVolume};
 
 /// The file in the pod's directory with the source of its volume.
 const NOTE: &str = "flex.json";
@@ -92,7 +93,18 @@ async fn is_mounted(task: &Task<'_>, source: &FlexSource) -> Result<bool, Error>
     host::is_mounted(path).await
 }
 
+/// Mounts a volume, and makes it as large as its claim requires.
 pub(super) async fn set_up(task: &Task<'_>, source: &FlexSource) -> Result<Mounted, Error> {
+    let mounted = mount_for_pod(task, source).await?;
+    let volume = FlexVolume::of(task, source).await?;
+    let held = task.devices().hold(volume.device()).await;
+    let expanded = expansion::expand(task, &volume).await?;
+    expansion::follow::<FlexKind>(task, &volume, expanded);
+    drop(held);
+    Ok(mounted)
+}
+
+async fn mount_for_pod(task: &Task<'_>, source: &FlexSource) -> Result<Mounted, Error> {
     let (node, persistent) = (task.node, task.persistent);
     if persistent.block {
         return Err(Error::UnsupportedPart("a FlexVolume as a block device".to_owned()));
@@ -303,6 +315,7 @@ pub(super) async fn take_down(
     let name = driver::of_dir(&volume.plugin);
     let path = volume.path(&node.root, uid);
     let held = node.devices.hold(&device_name(&name, &volume.name)).await;
+    node.csi.abort_background_tasks(uid, &volume.name);
     let driver = match node.flex.get(&node.tools, &name).await {
         Ok(driver) => driver,
         // Nothing of it was ever mounted, or somebody has unmounted it.
@@ -323,6 +336,9 @@ pub(super) async fn take_down(
     }
     // The driver may have removed it.
     blocking(move || layout::remove_dir(&path)).await?;
+    if !held.has_other_users(uid) {
+        node.csi.sizes.forget(held.name());
+    }
     held.remove_user(uid);
     Ok(())
 }

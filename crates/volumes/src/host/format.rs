@@ -75,7 +75,7 @@ async fn mount(tools: &Tools, wanted: &Wanted<'_>, to: &Path) -> Result<(), Erro
 }
 
 /// The content of a device; `None` if it is empty.
-async fn probe(tools: &Tools, device: &Path) -> Result<Option<String>, Error> {
+pub(crate) async fn probe(tools: &Tools, device: &Path) -> Result<Option<String>, Error> {
     let args = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"].map(AsRef::as_ref);
     let output = tools.run(BLKID, [&args[..], &[device.as_os_str()]].concat()).await?;
     match output.code() {

@@ -64,6 +64,8 @@ pub(crate) struct Capabilities {
     pub(crate) relabel: bool,
     pub(crate) metrics: bool,
     pub(crate) fs_group: bool,
+    /// Whether file systems are made larger on the node.
+    pub(crate) requires_resize: bool,
 }
 
 /// A successful answer of a driver.
@@ -198,6 +200,7 @@ impl Capabilities {
             relabel: is_on("selinuxRelabel", true),
             metrics: is_on("supportsMetrics", false),
             fs_group: is_on("fsGroup", true),
+            requires_resize: is_on("requiresFSResize", true),
         }
     }
 }
@@ -274,12 +277,24 @@ mod tests {
     fn flex_capabilities_have_defaults() {
         let of =
             |text: &str| Capabilities::of(&answer("init", text).unwrap().unwrap().capabilities);
-        let all = Capabilities { attach: true, relabel: true, metrics: false, fs_group: true };
+        let all = Capabilities {
+            attach: true,
+            relabel: true,
+            metrics: false,
+            fs_group: true,
+            requires_resize: true,
+        };
         assert_eq!(of(r#"{"status":"Success"}"#), all);
         assert_eq!(of(r#"{"status":"Success","capabilities":{"attach":"no"}}"#), all);
         let text = r#"{"status":"Success","Capabilities":{"attach":false,"SELinuxRelabel":false,
-                       "supportsMetrics":true,"fsGroup":false}}"#;
-        let none = Capabilities { attach: false, relabel: false, metrics: true, fs_group: false };
+                       "supportsMetrics":true,"fsGroup":false,"requiresFSResize":false}}"#;
+        let none = Capabilities {
+            attach: false,
+            relabel: false,
+            metrics: true,
+            fs_group: false,
+            requires_resize: false,
+        };
         assert_eq!(of(text), none);
     }
 

@@ -352,6 +352,43 @@ async fn flex_volume_that_was_not_completed_is_mounted_anew_as_root() {
     }
 }
 
+/// A driver expands the file system, or the node does it.
+#[tokio::test]
+async fn flex_volume_is_expanded_as_root() {
+    let vendor = Vendor::start(&[("init", OK), ("unmountdevice", OK)]).await;
+    let file = vendor.0.root.join("disk");
+    let disk = Disk::new(&file);
+    let device = json!({"status": "Success", "device": disk.device}).to_string();
+    vendor.answer("attach", &device);
+    let source = json!({"flexVolume": {"driver": DRIVER, "fsType": "ext4"}});
+    vendor.0.claim("a", source.clone());
+    let pod = pod_with("u1", &["a"], json!({}));
+    let path = vendor.0.mount(&pod).await.unwrap()["a"].path.clone();
+    let size = || nix::sys::statvfs::statvfs(&path).unwrap().blocks();
+    let before = size();
+    disk.grow(&file, 64 << 20);
+    vendor.0.enlarge("a", source.clone(), ["16Mi", "64Mi"]);
+    vendor.asked();
+    vendor.0.mount(&pod).await.unwrap();
+    assert!(size() > 3 * before, "{} after {before}", size());
+    assert_eq!(vendor.0.claim_size("a"), "64Mi");
+    assert_eq!(vendor.commands(), ["expandfs"]);
+
+    // Another version of the driver does it by itself.
+    vendor.answer("expandfs", OK);
+    vendor.install(SCRIPT);
+    vendor.0.enlarge("a", source, ["64Mi", "96Mi"]);
+    vendor.0.mount(&pod).await.unwrap();
+    let asked = vendor.asked();
+    assert_eq!((asked.len(), asked[0].as_str()), (2, "init"), "{asked:?}");
+    let global = "/node/plugins/kubernetes.io/flexvolume/example.com/share/mounts/pv-a";
+    let end = format!("}} {} {global} {} {}", disk.device.display(), 96 << 20, 64 << 20);
+    assert!(asked[1].starts_with("expandfs {") && asked[1].ends_with(&end), "{}", asked[1]);
+    assert_eq!(vendor.0.claim_size("a"), "96Mi");
+    vendor.0.remove("u1").await;
+    vendor.0.assert_clean();
+}
+
 /// What a driver prints without end costs neither memory nor its answer's reader, and a process that it leaves
 /// in the background is not waited for.
 #[tokio::test]

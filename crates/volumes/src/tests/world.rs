@@ -110,6 +110,29 @@ impl World {
         self.put_claim(name, claim);
     }
 
+    /// That claim has become larger since its volume was made, as its controller says, and the volume too.
+    pub(super) fn enlarge(&self, name: &str, volume: Value, sizes: [&str; 2]) {
+        let [before, now] = sizes;
+        let mut spec = volume;
+        spec["capacity"] = json!({"storage": now});
+        self.claim(name, spec);
+        self.put_claim(name, json!({
+            "metadata": {"name": format!("c-{name}"), "namespace": "ns", "uid": format!("uid-{name}")},
+            "spec": {"volumeName": format!("pv-{name}")},
+            "status": {
+                "phase": "Bound", "capacity": {"storage": before},
+                "allocatedResources": {"storage": now},
+                "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+            },
+        }));
+    }
+
+    /// The size in the status of a claim.
+    pub(super) fn claim_size(&self, name: &str) -> Value {
+        let path = format!("/api/v1/namespaces/ns/persistentvolumeclaims/c-{name}");
+        self.api.object(&path).unwrap()["status"]["capacity"]["storage"].clone()
+    }
+
     pub(super) fn put_claim(&self, name: &str, claim: Value) {
         let path = format!("/api/v1/namespaces/ns/persistentvolumeclaims/c-{name}");
         self.api.put_at(&path, claim);
@@ -206,6 +229,7 @@ pub(super) fn open(
         dev: root.join("dev"),
         sys: root.join("sys"),
         device_timeout: Duration::from_secs(2),
+        multipath_timeout: Duration::from_secs(2),
     };
     volumes
 }
@@ -236,6 +260,13 @@ impl Disk {
         let output = Command::new("losetup").args(["-f", "--show"]).arg(file).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         Self { device: String::from_utf8(output.stdout).unwrap().trim().into() }
+    }
+
+    /// Makes it larger, on the file that it was made of.
+    pub(super) fn grow(&self, file: &Path, size: u64) {
+        fs::File::options().write(true).open(file).unwrap().set_len(size).unwrap();
+        let grown = Command::new("losetup").arg("-c").arg(&self.device).status().unwrap();
+        assert!(grown.success());
     }
 }
 
