@@ -9,7 +9,7 @@ use longshore_base::time;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use crate::error::Error;
+use crate::error::{Error, FirstError};
 use crate::host::kernel::Kernel;
 use crate::host::multipath::{self, MULTIPATH};
 use crate::host::tools::{Output, Tool, Tools};
@@ -137,21 +137,26 @@ impl Admin<'_> {
         if let Some(device) = self.multipath(&self.paths())? {
             multipath::flush(self.tools, &device).await?;
         }
+        let mut errors = FirstError::default();
         for portal in &self.disk.portals {
             self.delete_disk(portal);
-            if shared {
-                continue;
+            if !shared {
+                errors.note(self.log_out(portal).await);
             }
-            let none = [NO_SESSION, NOTHING_FOUND];
-            self.ignore_codes(self.on_node(portal, &["--logout"]).await?, none)?;
-            self.ignore_codes(self.on_node(portal, &["-o", "delete"]).await?, none)?;
         }
+        errors.result()?;
         if self.disk.initiator.is_some() && !shared {
             let interface = self.interface();
             let deleted = self.run(["-m", "iface", "-I", &interface, "-o", "delete"]).await?;
             self.ignore_codes(deleted, [NO_SESSION, NOTHING_FOUND])?;
         }
         Ok(())
+    }
+
+    async fn log_out(&self, portal: &str) -> Result<(), Error> {
+        let none = [NO_SESSION, NOTHING_FOUND];
+        self.ignore_codes(self.on_node(portal, &["--logout"]).await?, none)?;
+        self.ignore_codes(self.on_node(portal, &["-o", "delete"]).await?, none)
     }
 
     fn interface(&self) -> String {

@@ -277,7 +277,8 @@ echo "$*" >>"$here/asked"
 portal="$(echo "$*" | sed -n 's/.*-p \([^ ]*\) .*/\1/p')"
 link="$here/by-path/ip-$portal-iscsi-iqn.2020-01.org.example:disk-lun-0"
 case "$*" in
-*10.0.0.3*) echo "iscsiadm: no route" >&2; exit 8 ;;
+*10.0.0.3*--discover) echo "iscsiadm: no route" >&2; exit 8 ;;
+*10.0.0.3*--logout) exit 21 ;;
 "-m iface"*show) echo "iface.iscsi_ifacename = default" ;;
 "-m session")
     [ -s "$here/sessions" ] || exit 21

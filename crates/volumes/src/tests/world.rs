@@ -97,6 +97,19 @@ impl World {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
+    /// Whether mounted file systems can be made larger: the kernel wants CAP_SYS_RESOURCE for that. Without it
+    /// `resize2fs` only notes its device in `resized`.
+    pub(super) fn can_resize(&self) -> bool {
+        const SYS_RESOURCE: u64 = 1 << 24;
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:\t")).unwrap();
+        let is_capable = u64::from_str_radix(effective, 16).unwrap() & SYS_RESOURCE != 0;
+        if !is_capable {
+            self.tool("resize2fs", "echo \"$*\" >>\"${0%/bin/resize2fs}/resized\"");
+        }
+        is_capable
+    }
+
     /// A claim `c-<name>` that is bound to a volume `pv-<name>` of that spec.
     pub(super) fn claim(&self, name: &str, volume: Value) {
         let mut spec = volume;
