@@ -10,10 +10,10 @@ export CARGO_INCREMENTAL ?= 0
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help install uninstall run test test-unit fuzz linearizability vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
+.PHONY: help install uninstall run test test-unit fuzz linearizability vm-test e2e-node vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 # Without optimisation, as the tests are built: that takes a third of the time.
 PROFILE ?= dev
@@ -69,6 +69,13 @@ vm-test: ## run the cases that need cgroup v2 and systemd, in a virtual machine;
 	@scripts/vm/image.sh "$(CACHE)/vm"
 	@scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/debug"
 
+e2e-node: ## run upstream's node suite in the virtual machine; PEERS=folder of its programs, FOCUS=…, SKIP=…, COMPARE=0
+	@[ -n "$(PEERS)" ] || { echo "e2e-node: PEERS names the folder with e2e_node.test, ginkgo and etcd: see docs/testing.md"; exit 1; }
+	@scripts/install-deps.sh vm
+	cargo build --profile $(PROFILE) --bins -p longshore
+	@scripts/vm/image.sh "$(CACHE)/vm"
+	@scripts/vm/node-suite.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))" "$(PEERS)"
+
 vm-bench: ## measure in the virtual machine how soon a node that runs short of memory acts
 	@scripts/install-deps.sh vm
 	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-bench
@@ -85,11 +92,11 @@ lint: ## formatting, cycles between modules, clippy, licences and bans
 fmt: ## format the code
 	cargo fmt --all
 
-bench: ## measure a burst of N=100 pods; REPEAT=1 rounds, JSON=file, KUBELET=another binary
+bench: ## measure a burst of N=100 pods; REPEAT=1 rounds, DEVICES=1 (of a plugin), JSON=file, KUBELET=another binary
 	@scripts/install-deps.sh run
 	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-bench
 	@$(if $(KUBELET),crates/bench/with-kubelet.sh "$(KUBELET)") "$$CARGO_TARGET_DIR/release/longshore-bench" \
-	--pods=$(or $(N),100) --repeat=$(or $(REPEAT),1) $(if $(JSON),--json="$(JSON)")
+	--pods=$(or $(N),100) --repeat=$(or $(REPEAT),1) $(if $(filter-out 0,$(DEVICES)),--device-plugin) $(if $(JSON),--json="$(JSON)")
 
 SIZES ?= 1000,4000,10000
 bench-proxy: ## measure kube-proxy with SIZES=1000,4000,10000 services; REPEAT=5, JSON=file, KUBE_PROXY=another binary

@@ -10,6 +10,7 @@ use kube::{Api, ResourceExt};
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Uses};
+use crate::device;
 use crate::pods::{self, Change, Changes};
 use crate::process::Memory;
 use crate::statistics::Spread;
@@ -39,10 +40,18 @@ pub(crate) struct Burst {
     pub(crate) requests: BTreeMap<String, u64>,
 }
 
-pub(crate) async fn run(cluster: &mut Cluster<'_>, names: &[String]) -> Result<Burst> {
+/// A burst of pods of those names, each with a device of the plugin if there is one.
+pub(crate) async fn run(
+    cluster: &mut Cluster<'_>,
+    names: &[String],
+    with_devices: bool,
+) -> Result<Burst> {
     let node = cluster.host.name();
-    let manifests: Vec<Pod> =
-        names.iter().map(|name| pods::manifest(name, &node)).collect::<Result<_>>()?;
+    let manifest = |name: &String| {
+        let pod = pods::manifest(name, &node)?;
+        if with_devices { device::with_device(pod) } else { Ok(pod) }
+    };
+    let manifests: Vec<Pod> = names.iter().map(manifest).collect::<Result<_>>()?;
     of(cluster, &manifests).await
 }
 

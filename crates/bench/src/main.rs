@@ -17,6 +17,7 @@ mod control_plane;
 mod death;
 mod deletion;
 mod deployment;
+mod device;
 mod floor;
 mod gates;
 mod idle;
@@ -60,6 +61,9 @@ struct Args {
     /// How often a pod takes so much memory that the node ends it.
     #[arg(long, default_value_t = 20)]
     hogs: u16,
+    /// Give each pod of the burst a device of a plugin, which the node then has to keep.
+    #[arg(long)]
+    device_plugin: bool,
     /// Measure the node's ports, and nothing else.
     #[arg(long)]
     server: bool,

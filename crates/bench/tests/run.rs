@@ -12,7 +12,15 @@ fn bench_every_phase_has_results() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("bench.json");
     let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
-        .args(["--pods=3", "--repeat=2", "--idle=1", "--kills=1", "--turns=2", "--json"])
+        .args([
+            "--pods=3",
+            "--repeat=2",
+            "--idle=1",
+            "--kills=1",
+            "--turns=2",
+            "--device-plugin",
+            "--json",
+        ])
         .arg(&json)
         .output()
         .unwrap();

@@ -48,4 +48,4 @@ pub mod v1beta1 {
 }
 
 /// The health of a device that can be allocated; any other text is unhealthy.
-pub(crate) const HEALTHY: &str = "Healthy";
+pub const HEALTHY: &str = "Healthy";

@@ -4,7 +4,8 @@
 //! protocol; only SPDY frames of clients are checked, as not every runtime does. Backends speak SPDY/3.1 and old WebSocket protocols; newer WebSocket clients are
 //! served here: [`remote_command`] translates the channels of `v5.channel.k8s.io` to SPDY streams,
 //! and [`tunnel`] unwraps the SPDY connection that port-forward puts into WebSocket messages. A
-//! session ends when either side closes it, or after the idle time.
+//! session ends when either side closes it, or after the idle time. When the client is gone, its streams are ended first,
+//! so that a command which reads its input can end by itself.
 //!
 //! Current limitations: as with upstream, a command that neither reads nor writes outlives a
 //! client that goes away: the runtime has no call to end it.

@@ -1,5 +1,6 @@
 //! Passes the upgrade of a client to a backend.
 
+use std::io;
 use std::time::Duration;
 
 use http_body_util::Either;
@@ -14,10 +15,11 @@ use tracing::{debug, warn};
 
 use crate::activity::Active;
 use crate::backend::{drop_hop_headers, request, send};
-use crate::relay::relay;
+use crate::relay::{OpenStreams, relay};
 use crate::{Answer, Error};
 
-/// How long a client may take to close a session that has ended.
+/// How long a client may take to close a session that has ended, and a backend to end one whose client is
+/// gone.
 pub(crate) const LINGER: Duration = Duration::from_secs(5);
 
 /// Sends the client's request to `target` through `io`, and returns the response; once the backend
@@ -104,15 +106,27 @@ pub fn close_on_refusal<B>(is_upgrade: bool, response: &mut Response<B>) {
 async fn join(client: Active, backend: Upgraded, is_spdy: bool) {
     let (mut from_client, mut to_client) = split(client);
     let (mut from_backend, mut to_backend) = split(TokioIo::new(backend));
+    let mut open = OpenStreams::default();
     let up = async {
-        match is_spdy {
-            true => log_invalid(relay(&mut from_client, &mut to_backend).await),
-            false => _ = copy(&mut from_client, &mut to_backend).await,
+        if !is_spdy {
+            _ = copy(&mut from_client, &mut to_backend).await;
+            return;
         }
+        let relayed = relay(&mut from_client, &mut to_backend, &mut open).await;
+        if matches!(relayed, Err(Error::Spdy(_))) {
+            open = OpenStreams::default();
+        }
+        log_invalid(relayed);
     };
-    tokio::select! {
-        () = up => return,
-        _ = copy(&mut from_backend, &mut to_client) => {}
+    let is_client_gone = tokio::select! {
+        () = up => true,
+        _ = copy(&mut from_backend, &mut to_client) => false,
+    };
+    if is_client_gone {
+        if !open.is_empty() {
+            end_session(open.end(to_backend), from_backend).await;
+        }
+        return;
     }
     // closing a connection with unread data may discard data that was sent
     let drain = async {
@@ -120,6 +134,21 @@ async fn join(client: Active, backend: Upgraded, is_spdy: bool) {
         let _ = copy(&mut from_client, &mut sink()).await;
     };
     let _ = timeout(LINGER, drain).await;
+}
+
+/// Ends the streams of a client that is gone, and lets the backend end the session: some kill a command when
+/// the connection is closed, and leave what it has started with its input open.
+pub(crate) async fn end_session(
+    end_streams: impl Future<Output = io::Result<()>>,
+    mut backend: impl AsyncRead + Unpin,
+) {
+    let ended = async {
+        end_streams.await?;
+        copy(&mut backend, &mut sink()).await
+    };
+    if let Ok(Err(error)) = timeout(LINGER, ended).await {
+        debug!("a session whose client is gone has failed: {error}");
+    }
 }
 
 /// Logs why a session ends if its client sent an invalid frame.

@@ -5,6 +5,9 @@
 //! with spdystream before 0.5.1 end when a client counts 2^32 settings (CVE-2026-35469). So a
 //! control frame is passed on once all of it was received and found consistent, and data in parts.
 
+use std::collections::BTreeSet;
+use std::io;
+
 use bytes::Buf;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 
@@ -15,11 +18,54 @@ use crate::spdy::{
     SYN_STREAM, WINDOW_UPDATE,
 };
 
-/// Copies frames until the client closes.
+/// How many streams of a client are known; a session has five.
+const MOST_OPEN: usize = 64;
+/// The flag of the last frame of a stream.
+const FIN: u32 = 1;
+
+/// The streams that a client has opened and not ended.
+#[derive(Debug, Default)]
+pub(crate) struct OpenStreams(BTreeSet<u32>);
+
+impl OpenStreams {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn note(&mut self, frame: &Control) {
+        let Ok(stream) = (&frame.body[..]).try_get_u32() else { return };
+        match frame.kind {
+            SYN_STREAM if frame.flags & FIN == 0 && self.0.len() < MOST_OPEN => {
+                self.0.insert(stream);
+            }
+            RST_STREAM => {
+                self.0.remove(&stream);
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends them in the place of a client that is gone: a command that reads its input comes to the end of it.
+    ///
+    /// # Errors
+    /// When the server is gone too.
+    pub(crate) async fn end<S: AsyncWrite + Unpin>(self, mut server: S) -> io::Result<()> {
+        for stream in self.0 {
+            server.write_all(&spdy::data(stream, 0, true)).await?;
+        }
+        server.flush().await
+    }
+}
+
+/// Copies frames until the client closes. Notes which of its streams are open.
 ///
 /// # Errors
 /// At the first invalid frame, of which nothing is passed on; and when either side fails.
-pub(crate) async fn relay<C, S>(client: C, mut server: S) -> Result<(), Error>
+pub(crate) async fn relay<C, S>(
+    client: C,
+    mut server: S,
+    open: &mut OpenStreams,
+) -> Result<(), Error>
 where
     C: AsyncRead + Unpin,
     S: AsyncWrite + Unpin,
@@ -31,9 +77,13 @@ where
             Part::Data(data) => {
                 let head = spdy::data(data.stream, data.bytes.len(), data.last);
                 server.write_all_buf(&mut head.as_slice().chain(data.bytes)).await?;
+                if data.last {
+                    open.0.remove(&data.stream);
+                }
             }
             Part::Control(frame) => {
                 check(&frame, &mut headers)?;
+                open.note(&frame);
                 server.write_all_buf(&mut frame.encoded()).await?;
             }
         }

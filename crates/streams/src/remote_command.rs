@@ -21,7 +21,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tracing::debug;
 
 use crate::activity::Active;
-use crate::pass::LINGER;
+use crate::pass::{LINGER, end_session};
 use crate::spdy::{self, Data, Frame, Opener, PIECE, Reader};
 use crate::websocket::{self, WebSocket, accept, is_websocket, protocols};
 use crate::{Answer, Error};
@@ -112,15 +112,25 @@ async fn serve(
     let sink = Mutex::new(sink);
     let session = async { Session::open(backend.await?, streams).await };
     let status = match session.await {
-        Ok(Session { open, reader, writer }) => {
+        Ok(Session { mut open, reader, mut writer }) => {
             let (pings, to_send) = mpsc::channel(PINGS);
-            let down = Down { open, reader, sink: &sink, pings };
+            let mut down = Down { open, reader, sink: &sink, pings };
             // when the client is gone, dropping the connection ends the command
-            tokio::select! {
-                status = down.run() => status,
-                () = up(&mut source, writer, open, to_send) => return,
+            let status = tokio::select! {
+                status = down.run() => Some(status),
+                () = up(&mut source, &mut writer, &mut open, to_send) => None,
                 () = keep_alive(&sink) => return,
-            }
+            };
+            let Some(status) = status else {
+                // but it may end by itself before, when its input has ended
+                let Some(stdin) = open.stdin.filter(|_| !streams.tty) else { return };
+                let end = async {
+                    writer.write_all(&spdy::data(stdin, 0, true)).await?;
+                    writer.flush().await
+                };
+                return end_session(end, down.reader.into_inner()).await;
+            };
+            status
         }
         Err(error) => Err(error),
     };
@@ -210,16 +220,16 @@ async fn keep_alive(sink: &Mutex<Sink>) {
 /// From the client to the command, until the client is gone.
 async fn up(
     source: &mut SplitStream<WebSocket>,
-    mut writer: WriteHalf<TokioIo<Upgraded>>,
-    mut open: Open,
+    writer: &mut WriteHalf<TokioIo<Upgraded>>,
+    open: &mut Open,
     mut pings: mpsc::Receiver<u32>,
 ) {
     loop {
         let written = tokio::select! {
             Some(id) = pings.recv() => writer.write_all(&spdy::ping(id)).await,
             message = source.next() => match message {
-                Some(Ok(Message::Binary(bytes))) => forward(&mut writer, &mut open, bytes).await,
-                Some(Ok(Message::Text(text))) => forward(&mut writer, &mut open, text.into()).await,
+                Some(Ok(Message::Binary(bytes))) => forward(writer, open, bytes).await,
+                Some(Ok(Message::Text(text))) => forward(writer, open, text.into()).await,
                 Some(Ok(Message::Close(_)) | Err(_)) | None => return,
                 Some(Ok(_)) => continue,
             },
@@ -273,7 +283,7 @@ struct Down<'a> {
 
 impl Down<'_> {
     /// Runs until all output was received, and returns the command's status.
-    async fn run(mut self) -> Result<Bytes, Error> {
+    async fn run(&mut self) -> Result<Bytes, Error> {
         let (mut stdout, mut stderr) = (self.open.stdout, self.open.stderr);
         let mut error = Some(self.open.error);
         let mut status = BytesMut::new();

@@ -86,6 +86,11 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Self { io, data: None }
     }
 
+    /// What the frames are read from.
+    pub(crate) fn into_inner(self) -> R {
+        self.io
+    }
+
     /// The next relevant frame of a server; `None` at the end of the connection. Not cancellation
     /// safe.
     pub(crate) async fn next(&mut self) -> Result<Option<Frame>, Error> {

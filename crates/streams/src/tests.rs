@@ -17,7 +17,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::*;
-use crate::relay::relay;
+use crate::relay::{OpenStreams, relay};
 use crate::spdy::{Control, Data, Frame, Opener, PIECE, Reader};
 
 const IDLE: Duration = Duration::from_secs(3600);
@@ -387,7 +387,7 @@ fn spdy_streams_have_odd_ids_and_one_zlib_stream() {
 /// What a server receives of a client's bytes, and why the session is closed.
 fn relayed(bytes: &[u8]) -> (Vec<u8>, Option<String>) {
     let mut received = Vec::new();
-    let result = block_on(relay(bytes, &mut received));
+    let result = block_on(relay(bytes, &mut received, &mut OpenStreams::default()));
     (received, result.err().map(|error| error.to_string()))
 }
 
@@ -556,6 +556,58 @@ async fn sessions_with_an_invalid_frame_are_closed() {
     }
     assert!(!matches!(socket.next().await, Some(Ok(_))));
     assert_eq!(received_by_backends.recv().await.unwrap(), spdy::ping(1));
+}
+
+/// A command whose client is gone comes to the end of its input before the connection is closed, on either way
+/// of a client to it.
+#[tokio::test]
+async fn sessions_whose_client_is_gone_end_their_input() {
+    let (sender, mut received_by_backends) = tokio::sync::mpsc::unbounded_channel();
+    let backend = || {
+        let sender = sender.clone();
+        upgrading(move |io| {
+            let sender = sender.clone();
+            async move { sender.send(input(io).await).unwrap() }
+        })
+    };
+    let mut socket = command(upgrade(backend(), spdy_request(&target(), &[]))).await;
+    socket.send(Message::binary(&[0, 7][..])).await.unwrap();
+    drop(socket);
+    assert_eq!(received_by_backends.recv().await.unwrap(), Some(vec![7]));
+
+    let response = send_request(passing(backend(), IDLE), spdy_request(&target(), &[])).await;
+    let mut io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
+    let mut opener = Opener::default();
+    for name in ["error", "stdin", "stdout"] {
+        io.write_all(&opener.open("streamtype", name).1).await.unwrap();
+    }
+    io.write_all(&[&spdy::data(3, 1, false)[..], &[7]].concat()).await.unwrap();
+    io.flush().await.unwrap();
+    drop(io);
+    assert_eq!(received_by_backends.recv().await.unwrap(), Some(vec![7]));
+}
+
+/// What a backend receives as input, if that comes to its end while the connection is open.
+async fn input(mut io: TokioIo<Upgraded>) -> Option<Vec<u8>> {
+    let (mut head, mut received) = ([0; 8], Vec::new());
+    loop {
+        io.read_exact(&mut head).await.ok()?;
+        let (mut first, mut second) = (&head[..4], &head[4..]);
+        let (first, second) = (first.get_u32(), second.get_u32());
+        let mut body = vec![0; (second & 0xff_ffff) as usize];
+        io.read_exact(&mut body).await.ok()?;
+        if first == 0x8003_0001 {
+            let mut reply = BytesMut::from(&[0x80, 3, 0, 2, 0, 0, 0, 4][..]);
+            reply.put_slice(&body[..4]);
+            io.write_all(&reply).await.ok()?;
+            io.flush().await.ok()?;
+        } else if first == 3 {
+            received.extend(body);
+            if second >> 24 == 1 {
+                return Some(received);
+            }
+        }
+    }
 }
 
 proptest! {

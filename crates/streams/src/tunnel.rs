@@ -20,7 +20,7 @@ use tracing::debug;
 use crate::activity::Active;
 use crate::backend::{STREAM_PROTOCOL, send, spdy_request};
 use crate::pass::{LINGER, log_invalid, spawn_join};
-use crate::relay::relay;
+use crate::relay::{OpenStreams, relay};
 use crate::websocket::{self, accept, is_websocket, protocols};
 use crate::{Answer, Error};
 
@@ -70,13 +70,14 @@ async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
     let (client, expired) = Active::new(client, idle);
     let (mut sink, mut source) = websocket::open(client).await.split();
     let (mut from_backend, mut to_backend) = split(TokioIo::new(backend));
+    let mut open = OpenStreams::default();
     let up = async {
         let bytes = (&mut source).filter_map(async |message| match message {
             Ok(Message::Binary(bytes)) => Some(Ok(bytes)),
             Ok(_) => None,
             Err(error) => Some(Err(io::Error::other(error))),
         });
-        log_invalid(relay(StreamReader::new(pin!(bytes)), &mut to_backend).await);
+        log_invalid(relay(StreamReader::new(pin!(bytes)), &mut to_backend, &mut open).await);
     };
     let down = async {
         loop {

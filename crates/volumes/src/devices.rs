@@ -6,17 +6,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{AttachedVolume, Node};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
+use tokio::time::timeout;
 
 use crate::error::Error;
 use crate::host::blocking;
 use crate::{layout, remove};
 
+/// How long the control plane may take to attach a device.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
 /// The default port of iSCSI, as part of names.
 const DEFAULT_PORT_INFIX: &str = ":3260:";
+
+/// The node itself, as a user of a device that is yet to be unstaged or detached.
+pub(super) const NODE_USER: &str = "";
 
 /// The devices of the node. A cheap handle.
 #[derive(Clone)]
@@ -91,6 +98,12 @@ fn names(device: &str) -> impl Iterator<Item = String> + use<> {
     short.into_iter().chain([device.to_owned()])
 }
 
+/// The first volume in `volumesAttached` of a node's status that has one of these names.
+fn attachment<'n>(node: Option<&'n Node>, names: &[String]) -> Option<&'n AttachedVolume> {
+    let attached = node?.status.as_ref()?.volumes_attached.as_ref()?;
+    attached.iter().find(|volume| names.contains(&volume.name))
+}
+
 impl Devices {
     /// The devices that pods use, by name with the UIDs of these pods. `node` is the node's object,
     /// if there is an apiserver.
@@ -116,24 +129,28 @@ impl Devices {
         annotations.and_then(|annotations| annotations.get(MANAGED)).is_some_and(|on| on == "true")
     }
 
-    /// Waits until the device is in `volumesAttached` of the node's status; returns its device
-    /// path, which may be empty. Without an apiserver it waits forever.
-    pub(super) async fn attached(&self, device: &str) -> String {
+    /// Waits until the device is in `volumesAttached` of the node's status. Without an apiserver it
+    /// waits forever.
+    pub(super) async fn attached(&self, device: &str) {
         let Some(mut node) = self.inner.node.clone() else {
             return std::future::pending().await;
         };
         let names: Vec<_> = names(device).collect();
-        let attached = |node: &Option<Arc<Node>>| {
-            let status = node.as_ref().and_then(|node| node.status.as_ref());
-            let mut volumes = status.and_then(|status| status.volumes_attached.as_ref())?.iter();
-            let reconstructed = volumes.find(|volume| names.contains(&volume.name));
-            reconstructed.map(|volume| volume.device_path.clone())
-        };
-        let node = node.wait_for(|node| attached(node).is_some()).await;
-        match node.ok().and_then(|node| attached(&node)) {
-            Some(path) => path,
-            None => std::future::pending().await,
+        let is_attached = |node: &Option<Arc<Node>>| attachment(node.as_deref(), &names).is_some();
+        if node.wait_for(is_attached).await.is_err() {
+            std::future::pending().await
         }
+    }
+
+    /// The same, as long as attachments may take.
+    pub(super) async fn attached_in_time(&self, device: &str) -> Result<(), Error> {
+        timeout(ATTACH_TIMEOUT, self.attached(device)).await.map_err(|_| Error::NotAttached)
+    }
+
+    /// The device path of a device that is in `volumesAttached` of the node's status; it may be empty.
+    pub(super) fn attached_now(&self, device: &str) -> Option<String> {
+        let names: Vec<_> = names(device).collect();
+        attachment(self.node().as_deref(), &names).map(|attached| attached.device_path.clone())
     }
 
     /// The devices that some pod uses.
@@ -185,6 +202,11 @@ impl DeviceGuard {
     /// The unique name of the device.
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether that pod uses the device.
+    pub(super) fn has_user(&self, uid: &str) -> bool {
+        self.inner.in_use.borrow().users.get(&self.name).is_some_and(|users| users.contains(uid))
     }
 
     /// Whether a pod other than that one uses the device.

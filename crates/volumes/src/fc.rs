@@ -16,6 +16,7 @@ use crate::devices::DeviceGuard;
 use crate::error::Error;
 use crate::host::blocking;
 use crate::host::kernel::Kernel;
+use crate::host::multipath::{self, name_of};
 use crate::host::tools::{Tool, Tools};
 use crate::layout::{self, names};
 use crate::mounted::Mounted;
@@ -24,7 +25,6 @@ use crate::shared_disk::{self, SharedDisk};
 use crate::state::State;
 use crate::task::Task;
 
-const MULTIPATH: Tool = Tool { name: "multipath", package: "multipath-tools" };
 const BLOCKDEV: Tool = Tool { name: "blockdev", package: "util-linux" };
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a disk that was just unmounted may still be in use.
@@ -132,25 +132,9 @@ fn look(kernel: &Kernel, disk: &FibreDisk) -> Result<Found, Error> {
         }
     }
     if found.multipath.is_none() {
-        found.multipath = multipath_of(kernel, &found.paths)?;
+        found.multipath = multipath::find(kernel, &found.paths)?;
     }
     Ok(found)
-}
-
-fn name_of(device: &Path) -> Option<&str> {
-    device.file_name()?.to_str()
-}
-
-/// The device mapper's device that has one of these as a path.
-fn multipath_of(kernel: &Kernel, paths: &[PathBuf]) -> Result<Option<PathBuf>, Error> {
-    let block = kernel.sys.join("block");
-    let blocks = names(&block)?;
-    let mappers = blocks.iter().filter(|name| name.starts_with("dm-"));
-    let has = |mapper: &&String| {
-        let slaves = block.join(mapper).join("slaves");
-        paths.iter().filter_map(|path| name_of(path)).any(|name| slaves.join(name).exists())
-    };
-    Ok(mappers.clone().find(has).map(|name| kernel.dev.join(name)))
 }
 
 /// Has all SCSI hosts look for new disks. Errors are logged only: not every host can do it.
@@ -181,8 +165,7 @@ async fn remove(tools: &Tools, kernel: &Kernel, disk: &FibreDisk) -> Result<(), 
     })
     .await?;
     if let Some(device) = &found.multipath {
-        // It is refused while the device is used.
-        tools.run(MULTIPATH, ["-f".as_ref(), device.as_os_str()]).await?.checked()?;
+        multipath::flush(tools, device).await?;
     }
     for path in paths {
         if !is_released(&path).await? {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use longshore_base::files;
 use nix::errno::Errno;
+use sha2::{Digest, Sha256};
 
 use crate::dir::Dir;
 use crate::error::{Error, if_exists};
@@ -112,6 +113,12 @@ pub(super) fn sub_paths_dir(pod: &Dir, volume: &str, container: &str) -> Result<
     let volume = component("volume name", volume)?;
     let container = component("container name", container)?;
     pod.make_dir(SUB_PATHS, PRIVATE)?.make_dir(volume, PRIVATE)?.make_dir(container, PRIVATE)
+}
+
+/// A name of a file for texts that may be long or contain `/`: their SHA-256 in hexadecimal digits.
+pub(super) fn digest(parts: &[&str]) -> String {
+    let digest = parts.iter().fold(Sha256::new(), |digest, part| digest.chain_update(part));
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A volume name as a directory name: names of inline volumes may contain `/`.

@@ -2,8 +2,7 @@
 //! and tears them down with the pod. Called by the pod's worker, one pod at a time. The desired
 //! state is the pod's spec, the actual state is the pod's directory and the kernel's mount table,
 //! so that a restarted daemon continues where this one stopped. Current limitations: size limits of
-//! volumes on disk are not enforced here; the file system of a local volume's device does not grow
-//! with its PersistentVolume, as upstream's does.
+//! volumes on disk are not enforced here.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -16,6 +15,7 @@ mod devices;
 mod dir;
 mod empty_dir;
 mod error;
+mod expansion;
 mod fc;
 mod flex;
 mod host;
@@ -83,6 +83,7 @@ use reconstruct::Reconstructed;
 use source::Source;
 use state::State;
 use state::csi::Csi;
+use state::ending::Ending;
 use state::flex::FlexDrivers;
 use stats::{MountedAt, PersistentMounts};
 
@@ -153,6 +154,7 @@ impl Volumes {
             kernel: Kernel::default(),
             flex: FlexDrivers::new(parts.plugin_dir, parts.node_name),
             locks: Mutex::default(),
+            ending: Ending::default(),
             metrics,
             persistent_mounts: PersistentMounts::default(),
         };
@@ -164,9 +166,10 @@ impl Volumes {
         &self.inner.devices
     }
 
-    /// Unstages volumes of an earlier daemon that no pod uses any more.
+    /// Unstages and detaches volumes of an earlier daemon that no pod uses any more.
     pub async fn unstage_unused(self) {
         csi::recover(&self.inner).await;
+        shared_disk::recover(&self.inner).await;
     }
 
     /// Where a pod's directory is or would be.
@@ -290,7 +293,10 @@ impl Volumes {
         work: fn(&Dir, &std::ffi::OsStr) -> Result<(), Error>,
     ) -> Result<(), Error> {
         layout::component("pod UID", uid)?;
-        let guard = self.lock(uid).write_owned().await;
+        let guard = {
+            let _waiting = self.inner.ending.begin(uid);
+            self.lock(uid).write_owned().await
+        };
         let began = Instant::now();
         let (inner, owned) = (Arc::clone(&self.inner), uid.to_owned());
         let work = panics::task(async move {

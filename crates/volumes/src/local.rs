@@ -6,14 +6,17 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
-use k8s_openapi::api::core::v1::LocalVolumeSource;
+use k8s_openapi::api::core::v1::{LocalVolumeSource, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::block::BlockMapping;
 use crate::error::Error;
+use crate::expansion::{self, Expand, ExpandError, Expansion, expand_file_system, expand_to};
 use crate::host::format::{self, Wanted};
 use crate::host::{blocking, unmount};
 use crate::layout::{self, ReconstructedVolume};
 use crate::mounted::Mounted;
+use crate::persistent::PersistentSource;
 use crate::state::State;
 use crate::task::{Groups, Task};
 
@@ -51,15 +54,69 @@ pub(super) async fn set_up(task: &Task<'_>, source: &LocalVolumeSource) -> Resul
     .await?;
     let held = task.devices().hold(&device_name(volume)).await;
     held.add_user(task.uid());
-    if persistent.block {
-        return map(root, task.uid(), volume).make(task, &path).await;
-    }
-    let target = task.make_target(layout::LOCAL).await?;
-    let from = match kind {
-        Kind::Directory(directory) => directory,
-        Kind::Device => stage(task, source, &path).await?,
+    let mounted = if persistent.block {
+        map(root, task.uid(), volume).make(task, &path).await?
+    } else {
+        let target = task.make_target(layout::LOCAL).await?;
+        let from = match kind {
+            Kind::Directory(directory) => directory,
+            Kind::Device => stage(task, source, &path).await?,
+        };
+        task.publish(from, target, &persistent.mount_options, Groups::First).await?
     };
-    task.publish(from, target, &persistent.mount_options, Groups::First).await
+    let volume = LocalVolume { device: device_name(volume), path };
+    let expanded = expansion::expand(task, &volume).await?;
+    expansion::follow::<LocalKind>(task, &volume, expanded);
+    Ok(mounted)
+}
+
+/// A volume whose file system grows with its device; a directory has the size of its file system.
+struct LocalVolume {
+    device: String,
+    path: PathBuf,
+}
+
+impl Expand for LocalVolume {
+    fn device(&self) -> &str {
+        &self.device
+    }
+
+    fn unsupported(&self) -> Option<String> {
+        None
+    }
+
+    async fn expand(
+        &self,
+        task: &Task<'_>,
+        _size: &Quantity,
+        _old: Option<&Quantity>,
+    ) -> Result<(), ExpandError> {
+        let path = self.path.clone();
+        let is_device = matches!(blocking(move || kind(&path)).await?, Kind::Device);
+        if is_device && !task.persistent.block {
+            let global = global_path(&task.node.root, &task.persistent.spec_name);
+            expand_file_system(&task.node.tools, &self.path, &global).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Local volumes.
+struct LocalKind;
+
+impl expansion::Kind for LocalKind {
+    async fn expand(
+        task: &Task<'_>,
+        claim: PersistentVolumeClaim,
+        node_size: i128,
+    ) -> Result<Expansion, Error> {
+        let PersistentSource::Local(source) = &task.persistent.source else {
+            return Ok(Expansion::NotNeeded);
+        };
+        let device = device_name(&task.persistent.spec_name);
+        let volume = LocalVolume { device, path: PathBuf::from(&source.path) };
+        expand_to(task, &volume, claim, Some(node_size)).await
+    }
 }
 
 /// Mounts the device at its global path, unless it is mounted.
@@ -87,11 +144,15 @@ pub(super) async fn take_down(
     volume: &ReconstructedVolume,
 ) -> Result<(), Error> {
     let held = node.devices.hold(&device_name(&volume.name)).await;
+    node.csi.abort_background_tasks(uid, &volume.name);
     if volume.block {
         map(&node.root, uid, &volume.name).remove(&node.tools).await?;
     } else {
         unmount(volume.path(&node.root, uid)).await?;
         held.unstage(uid, global_path(&node.root, &volume.name)).await?;
+    }
+    if !held.has_other_users(uid) {
+        node.csi.sizes.forget(held.name());
     }
     held.remove_user(uid);
     Ok(())

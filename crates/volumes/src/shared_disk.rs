@@ -1,13 +1,14 @@
 //! What iSCSI and Fibre Channel have in common: a disk that the control plane may have to attach, that
 //! is mounted once for all its pods, or mapped for each, and that is detached after the last of them.
 
+mod detach;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 
 use crate::block::BlockMapping;
 use crate::devices::DeviceGuard;
@@ -17,14 +18,13 @@ use crate::host::mounts::{Table, real_dir};
 use crate::host::{self, blocking};
 use crate::layout::{self, ReconstructedVolume};
 use crate::mounted::Mounted;
+use crate::persistent::{Disk, FibreDisk};
+use crate::remove;
 use crate::state::State;
 use crate::task::{Groups, Task};
 
-/// Timeout of the attachment.
-const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
-
 /// A kind of disks.
-pub(crate) trait SharedDisk: Serialize + DeserializeOwned + Sync {
+pub(crate) trait SharedDisk: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// The name of the plugin, such as `kubernetes.io/iscsi`.
     const PLUGIN: &'static str;
     /// The directory of its volumes in that of a pod, such as `kubernetes.io~iscsi`.
@@ -74,18 +74,15 @@ pub(super) async fn until_attached<D: SharedDisk>(task: &Task<'_>, disk: &D) -> 
     if !task.devices().is_attach_controller_managed() || is_set_up(task, D::DIR).await? {
         return Ok(());
     }
-    match timeout(ATTACH_TIMEOUT, task.devices().attached(&device)).await {
-        Ok(_) => Ok(()),
-        Err(_) => Err(Error::NotAttached),
-    }
+    task.devices().attached_in_time(&device).await
 }
 
 /// Whether it is mounted or mapped for the pod.
 async fn is_set_up(task: &Task<'_>, plugin: &str) -> Result<bool, Error> {
     let (plugin, name) = (plugin.to_owned(), task.persistent.spec_name.clone());
     let volume = ReconstructedVolume { block: task.persistent.block, plugin, name };
-    let path = volume.path(&task.node.root, task.uid());
-    blocking(move || Ok(Table::read()?.has(&path) || path.is_symlink())).await
+    let (root, uid) = (task.node.root.clone(), task.uid().to_owned());
+    blocking(move || Ok(is_there(&root, &uid, &volume, &Table::read()?))).await
 }
 
 /// Mounts the device for all pods, and from there for this one.
@@ -108,9 +105,10 @@ pub(super) async fn mount<D: SharedDisk>(
     task.publish(global, target, &[], Groups::Each).await
 }
 
-/// Tears down the volume of a pod; after the last pod the disk is detached.
-pub(super) async fn take_down<D: SharedDisk + Send + 'static>(
-    node: &State,
+/// Tears down the volume of a pod; after the last pod the disk is detached. Should that fail, the pod does
+/// not wait for it: it is tried again in the background.
+pub(super) async fn take_down<D: SharedDisk>(
+    node: &Arc<State>,
     uid: &str,
     volume: &ReconstructedVolume,
 ) -> Result<(), Error> {
@@ -128,15 +126,74 @@ pub(super) async fn take_down<D: SharedDisk + Send + 'static>(
         map.unbind(&node.tools).await?;
     } else {
         host::unmount(path).await?;
-        held.unstage(uid, global_path(&node.root, &volume.name, &disk)).await?;
+        unstage(&node.root, global_path(&node.root, &volume.name, &disk)).await?;
     }
-    let _until_unused = disk.detach(node, &volume.name, !held.has_other_users(uid)).await?;
+    let has_another = has_another_of(node, uid, volume, &disk).await?;
+    let is_last = !has_another && !held.has_other_users(uid);
+    let detached = disk.detach(node, &volume.name, is_last).await;
     if volume.block {
         // Last, as teardown finds the rest by its link.
         map.remove(&node.tools).await?;
     }
-    held.remove_user(uid);
+    if let Err(error) = &detached {
+        detach::later(node, &held, disk, volume.name.clone(), error).await;
+    }
+    if !has_another {
+        held.remove_user(uid);
+    }
     Ok(())
+}
+
+/// Unmounts a disk from the path where it is mounted for all pods, unless it is mounted for one still. Pods
+/// that have it as a block device do not count.
+async fn unstage(root: &Path, global: PathBuf) -> Result<(), Error> {
+    let pods = root.join(layout::PODS);
+    blocking(move || {
+        let (table, pods) = (Table::read()?, real_dir(&pods));
+        if !table.twins(&global).iter().any(|twin| twin.starts_with(&pods)) {
+            remove::unmount(&global)?;
+            layout::remove_empty_dir(&global)?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Whether a pod has the disk of one of its volumes as another volume too, which is not taken down yet.
+async fn has_another_of<D: SharedDisk>(
+    node: &State,
+    uid: &str,
+    volume: &ReconstructedVolume,
+    disk: &D,
+) -> Result<bool, Error> {
+    let (root, uid, volume) = (node.root.clone(), uid.to_owned(), volume.clone());
+    let device = disk.device_name();
+    blocking(move || {
+        let mounts = Table::read()?;
+        for other in ReconstructedVolume::of_pod(&root, &uid)? {
+            if other.plugin != D::DIR || other == volume || !is_there(&root, &uid, &other, &mounts)
+            {
+                continue;
+            }
+            if device_of::<D>(&root, &uid, &other, &mounts)?.is_some_and(|own| own == device) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    })
+    .await
+}
+
+/// Whether a volume of a pod is mounted or mapped.
+fn is_there(root: &Path, uid: &str, volume: &ReconstructedVolume, mounts: &Table) -> bool {
+    let path = volume.path(root, uid);
+    mounts.has(&path) || path.is_symlink()
+}
+
+/// Detaches disks that an earlier daemon could not detach.
+pub(super) async fn recover(node: &Arc<State>) {
+    detach::recover::<Disk>(node).await;
+    detach::recover::<FibreDisk>(node).await;
 }
 
 /// The unique name of the disk of a pod's volume.

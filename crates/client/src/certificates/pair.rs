@@ -26,8 +26,8 @@ pub(super) struct Leaf {
     pub(super) from: Timestamp,
     /// Until when it is good.
     pub(super) until: Timestamp,
-    /// The certificate itself, to compare it with another.
-    der: Vec<u8>,
+    /// The certificate itself, and in a pair those that vouch for it, to compare them with others.
+    chain: Vec<Vec<u8>>,
 }
 
 impl Leaf {
@@ -50,7 +50,8 @@ pub(super) fn pair(pem: &[u8]) -> Result<Leaf, String> {
         .collect::<Result<_, _>>()
         .map_err(|error| error.to_string())?;
     let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| format!("its key: {error}"))?;
-    let read = leaf(pem)?;
+    let mut read = leaf(pem)?;
+    read.chain = chain.iter().map(|certificate| certificate.to_vec()).collect();
     CertifiedKey::from_der(chain, key, &ring::default_provider())
         .map_err(|error| format!("the key is not that of the certificate: {error}"))?;
     Ok(read)
@@ -67,7 +68,7 @@ fn read(der: &CertificateDer<'_>) -> Result<Leaf, String> {
         ips: BTreeSet::new(),
         from: at(certificate.validity().not_before.timestamp())?,
         until: at(certificate.validity().not_after.timestamp())?,
-        der: der.to_vec(),
+        chain: vec![der.to_vec()],
     };
     let names = certificate.subject_alternative_name().ok().flatten();
     for name in names.iter().flat_map(|names| &names.value.general_names) {

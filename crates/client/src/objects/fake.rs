@@ -140,6 +140,11 @@ impl FakeApi {
         self.script().token_refusals = times;
     }
 
+    /// The object at that path.
+    pub fn object(&self, path: &str) -> Option<Value> {
+        self.script().objects.get(path).cloned()
+    }
+
     /// The requests so far: path with query, and body.
     pub fn requests(&self) -> Vec<(String, Value)> {
         self.script().requests.clone()
@@ -271,12 +276,37 @@ async fn answer(
                 });
                 axum_json(StatusCode::CREATED, &token)
             }
+            (Method::PATCH, _) => {
+                let path = uri.path().trim_end_matches("/status");
+                match script.objects.get_mut(path) {
+                    Some(object) => {
+                        merge(object, body);
+                        axum_json(StatusCode::OK, object)
+                    }
+                    None => status(404, "not found"),
+                }
+            }
             _ => status(404, "not found"),
         };
         (script.delay, answer)
     };
     tokio::time::sleep(delay).await;
     answer
+}
+
+/// A merge patch.
+fn merge(target: &mut Value, patch: Value) {
+    match (target, patch) {
+        (Value::Object(target), Value::Object(patch)) => {
+            for (key, value) in patch {
+                match value {
+                    Value::Null => drop(target.remove(&key)),
+                    value => merge(target.entry(key).or_insert_with(|| json!({})), value),
+                }
+            }
+        }
+        (target, patch) => *target = patch,
+    }
 }
 
 fn status(code: u16, message: &str) -> Response {

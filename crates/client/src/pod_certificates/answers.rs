@@ -63,22 +63,25 @@ impl Answer {
                 "Denied" => return refusal(true),
                 "Failed" => return refusal(false),
                 "Issued" => {
+                    // The API lets no request exist of which this is not true.
+                    let unusable = |reason: &str, message: String| {
+                        let reason = reason.to_owned();
+                        Self::Refused(Refusal { denied: false, reason, message })
+                    };
                     let (Some(chain), Some(begin_refresh_at), Some(not_after)) =
                         (&status.certificate_chain, &status.begin_refresh_at, &status.not_after)
                     else {
-                        // The API lets no such request exist.
-                        return Self::Refused(Refusal {
-                            denied: false,
-                            reason: "Incomplete".to_owned(),
-                            message: "issued without certificateChain, beginRefreshAt or notAfter"
-                                .to_owned(),
-                        });
+                        let message = "issued without certificateChain, beginRefreshAt or notAfter";
+                        return unusable("Incomplete", message.to_owned());
                     };
-                    return Self::Issued(Issued {
-                        chain: cleaned(chain),
-                        begin_refresh_at: begin_refresh_at.0,
-                        not_after: not_after.0,
-                    });
+                    return match cleaned(chain) {
+                        Ok(chain) => Self::Issued(Issued {
+                            chain,
+                            begin_refresh_at: begin_refresh_at.0,
+                            not_after: not_after.0,
+                        }),
+                        Err(why) => unusable("Unreadable", format!("certificateChain: {why}")),
+                    };
                 }
                 _ => {}
             }
@@ -87,13 +90,14 @@ impl Answer {
     }
 }
 
-/// The certificates of a chain, without what is between them.
-fn cleaned(chain: &str) -> String {
+/// The certificates of a chain, without what is between them; all of them, or an error.
+fn cleaned(chain: &str) -> Result<String, String> {
     let mut pem = String::new();
-    for certificate in CertificateDer::pem_slice_iter(chain.as_bytes()).map_while(Result::ok) {
+    for certificate in CertificateDer::pem_slice_iter(chain.as_bytes()) {
+        let certificate = certificate.map_err(|error| error.to_string())?;
         pem::append(&mut pem, "CERTIFICATE", &certificate);
     }
-    pem
+    if pem.is_empty() { Err("there is no certificate in it".to_owned()) } else { Ok(pem) }
 }
 
 /// Follows the requests of a node. Never ends.
@@ -186,17 +190,29 @@ mod tests {
         assert_eq!(answer(conditions(&[&issued])), refusal(false, "Incomplete", incomplete));
 
         let block = "-----BEGIN CERTIFICATE-----\nAAECAw==\n-----END CERTIFICATE-----\n";
-        let chain = format!("leaf:\n{block}\n# issuer\n{block}rest");
-        let granted = json!({
-            "conditions": [issued], "certificateChain": chain,
-            "notBefore": "2026-01-01T00:00:00Z", "beginRefreshAt": "2026-01-01T12:00:00Z",
-            "notAfter": "2026-01-02T00:00:00Z",
-        });
+        let granted = |chain: &str| {
+            answer(json!({
+                "conditions": [issued], "certificateChain": chain,
+                "notBefore": "2026-01-01T00:00:00Z", "beginRefreshAt": "2026-01-01T12:00:00Z",
+                "notAfter": "2026-01-02T00:00:00Z",
+            }))
+        };
         let expected = Issued {
             chain: block.repeat(2),
             begin_refresh_at: "2026-01-01T12:00:00Z".parse().unwrap(),
             not_after: "2026-01-02T00:00:00Z".parse().unwrap(),
         };
-        assert_eq!(answer(granted), Answer::Issued(expected));
+        let chain = format!("leaf:\n{block}\n# issuer\n{block}rest");
+        assert_eq!(granted(&chain), Answer::Issued(expected));
+        // Of a chain that cannot be read to its end, the beginning is not enough.
+        let broken = format!("{block}-----BEGIN CERTIFICATE-----\n?\n-----END CERTIFICATE-----\n");
+        for chain in [broken.as_str(), "no certificate", ""] {
+            let answer = granted(chain);
+            let is_refused = |refusal: &Refusal| refusal.reason == "Unreadable" && !refusal.denied;
+            assert!(
+                matches!(&answer, Answer::Refused(refusal) if is_refused(refusal)),
+                "{answer:?}"
+            );
+        }
     }
 }

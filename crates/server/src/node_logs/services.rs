@@ -24,6 +24,8 @@ use super::text_stream;
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Maximum number of concurrent queries; others wait.
 const MAX_CONCURRENT: usize = 4;
+/// Bytes of the list of units that are read; with more, the rest of the units is not known.
+const MOST_UNITS: u64 = 1 << 20;
 const BLOCK: usize = 32 * 1024;
 /// Maximum number of buffered blocks per client.
 const BLOCKS: usize = 4;
@@ -87,12 +89,21 @@ async fn copy(root: &Root, services: Vec<String>, options: &Options, output: &Ou
 
 /// The units in the journal; none without a journal.
 async fn journal_units() -> Vec<String> {
-    let mut command = Command::new("journalctl");
-    command.args(["--field", "_SYSTEMD_UNIT"]).stdin(Stdio::null()).kill_on_drop(true);
-    match command.output().await {
-        Ok(output) if output.status.success() => {
-            String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+    let listed = async {
+        let mut command = Command::new("journalctl");
+        command.args(["--field", "_SYSTEMD_UNIT"]).kill_on_drop(true);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn()?;
+        let mut text = Vec::new();
+        if let Some(stdout) = child.stdout.take() {
+            stdout.take(MOST_UNITS).read_to_end(&mut text).await?;
         }
+        // One that has more to say is ended by its closed pipe.
+        let is_cut = u64::try_from(text.len()).is_ok_and(|read| read >= MOST_UNITS);
+        Ok::<_, std::io::Error>((child.wait().await?.success() || is_cut, text))
+    };
+    match listed.await {
+        Ok((true, text)) => String::from_utf8_lossy(&text).lines().map(str::to_owned).collect(),
         Ok(_) => Vec::new(),
         Err(error) => {
             debug!("failed to list the units of the journal: {error}");

@@ -2,22 +2,15 @@
 //! authorizer allows.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::api::Api;
-use kube::{Client, Error as KubeError};
-use longshore_client::objects::root_cause;
 use longshore_client::{Item, object, optional};
-use tokio::time::timeout;
 
 use super::policy::Policy;
 use crate::error::csi::Error;
-use crate::state::csi::Csi;
-
-/// Timeout of one request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::state::csi::{Csi, within};
 
 /// A secret reference of a volume, and its field.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,13 +21,6 @@ pub(super) struct SecretName {
 }
 
 impl Csi {
-    pub(super) fn client(&self, action: impl FnOnce() -> String) -> Result<&Client, Error> {
-        self.client.as_ref().ok_or_else(|| Error::Api {
-            action: action(),
-            reason: "no apiserver is configured".to_owned(),
-        })
-    }
-
     /// The CSIDriver object of a driver.
     pub(super) async fn policy(&self, driver: &str) -> Result<Policy, Error> {
         let action = || format!("get CSIDriver {driver}");
@@ -69,15 +55,5 @@ impl Csi {
                 Err(_) => Err(failed(format!("the value of {key:?} is not valid UTF-8"))),
             });
         entries.collect()
-    }
-}
-
-/// A request's response, or why it failed.
-pub(super) async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
-    match timeout(REQUEST_TIMEOUT, request).await {
-        Err(_) => Err(format!("no answer within {REQUEST_TIMEOUT:?}")),
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(KubeError::Api(status))) => Err(status.message),
-        Ok(Err(error)) => Err(root_cause(&error)),
     }
 }

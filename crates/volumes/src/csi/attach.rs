@@ -11,13 +11,12 @@ use longshore_client::{Item, optional};
 use longshore_csi::Code;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::api::within;
 use super::paths::{BlockVolumePaths, VolumePaths, attachment_name};
 use super::request::Volume;
 use crate::devices::DeviceGuard;
 use crate::error::csi::Error;
 use crate::layout;
-use crate::state::csi::Csi;
+use crate::state::csi::{Csi, within};
 use crate::task::Task;
 
 /// Poll intervals. Nodes may not watch attachments; but their own object, which is watched, has the

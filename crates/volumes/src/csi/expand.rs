@@ -1,315 +1,80 @@
-//! Expansion of volumes on the node (`NodeExpandVolume`). The state is in the claim's status, which
-//! is updated here.
+//! Expansion of a volume by its driver (`NodeExpandVolume`).
 
-use std::collections::BTreeMap;
-
-use k8s_openapi::api::core::v1::{
-    ObjectReference, PersistentVolumeClaim, PersistentVolumeClaimCondition,
-    PersistentVolumeClaimStatus, Pod,
-};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, Patch, PatchParams};
-use longshore_client::{Item, object};
-use longshore_csi::Code;
 use longshore_csi::v1::{CapacityRange, NodeExpandVolumeRequest};
-use longshore_pod::{qos, spec};
-use serde_json::{Value, json};
 
-use super::api::within;
 use super::paths::{BlockVolumePaths, VolumePaths};
 use super::request::Volume;
-use crate::error::{Error, csi as error};
-use crate::persistent::Persistent;
-use crate::state::State;
+use crate::error::Error;
+use crate::expansion::{Expand, ExpandError, Expansion, Kind, expand_to, whole_bytes};
+use crate::persistent::PersistentSource;
 use crate::task::Task;
 
-/// The resource name of sizes.
-pub(super) const STORAGE: &str = "storage";
-const PENDING: &str = "NodeResizePending";
-const IN_PROGRESS: &str = "NodeResizeInProgress";
-const INFEASIBLE: &str = "NodeResizeInfeasible";
-const FAILED: &str = "NodeResizeError";
-/// Conditions that are removed from a claim after a resize.
-const CONDITIONS: [&str; 4] =
-    ["FileSystemResizePending", "Resizing", "ControllerResizeError", FAILED];
-
-/// The required expansion of a claim's volume.
-#[derive(Debug, PartialEq)]
-pub(super) enum Step {
-    /// None on the node.
-    None,
-    /// Expand the volume to that size.
-    Expand { size: Quantity, status_update: StatusUpdate },
-}
-
-/// Which updates of the claim's status are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StatusUpdate {
-    /// Every step.
-    Full,
-    /// Only the final size: older controllers use nothing else.
-    FinalOnly,
-    /// None: another node that uses the volume has updated it.
-    Nothing,
-}
-
-/// The outcome of an expansion.
-#[derive(Debug, PartialEq)]
-pub(super) enum Expansion {
-    /// The volume has the required size.
-    NotNeeded,
-    /// Expanded to this size.
-    Expanded(Quantity),
-    /// The controller has yet to expand the volume.
-    Pending,
-    /// The driver supports offline expansion only.
-    OfflineOnly,
-}
-
-/// Expands the volume if it should be larger than the size in the claim's status. Volumes that can
-/// only be expanded offline are left as they are.
-pub(super) async fn expand(task: &Task<'_>, volume: &Volume<'_>) -> Result<Expansion, Error> {
-    let persistent = task.persistent;
-    let Some(capacity) = &persistent.capacity else { return Ok(Expansion::NotNeeded) };
-    if !is_less(persistent.claim_capacity.as_ref(), capacity) {
-        return Ok(Expansion::NotNeeded);
+impl Expand for Volume<'_> {
+    fn device(&self) -> &str {
+        &self.device
     }
-    match claim(task.node, task.pod, persistent).await? {
-        Some(claim) => expand_to(task, volume, claim, None).await,
-        None => Ok(Expansion::NotNeeded),
+
+    fn unsupported(&self) -> Option<String> {
+        let driver = self.driver.name();
+        let why = || format!("NodeExpand is not supported by the CSI driver {driver}");
+        (!self.capabilities.expand).then(why)
+    }
+
+    async fn expand(
+        &self,
+        task: &Task<'_>,
+        size: &Quantity,
+        _old: Option<&Quantity>,
+    ) -> Result<(), ExpandError> {
+        let request = self.expand_request(task, size).await?;
+        self.driver.expand(request).await.map(drop).map_err(ExpandError::Call)
     }
 }
 
-/// Reads the claim of a volume.
-pub(super) async fn claim(
-    node: &State,
-    pod: &Pod,
-    persistent: &Persistent,
-) -> Result<Option<PersistentVolumeClaim>, Error> {
-    let Some(name) = &persistent.claim else { return Ok(None) };
-    let namespace = spec::namespace(pod);
-    let action = || format!("get PVC {namespace}/{name}");
-    let client = node.csi.client(action)?.clone();
-    let claims = Api::<Item<PersistentVolumeClaim>>::namespaced(client, namespace);
-    let failed = |reason| error::Error::Api { action: action(), reason };
-    Ok(Some(within(object(claims.get(name))).await.map_err(failed)?))
-}
-
-/// The same with a given claim and, for a volume in use, its size on the node.
-pub(super) async fn expand_to(
-    task: &Task<'_>,
-    volume: &Volume<'_>,
-    claim: PersistentVolumeClaim,
-    node_size: Option<i128>,
-) -> Result<Expansion, Error> {
-    let Some(capacity) = &task.persistent.capacity else { return Ok(Expansion::NotNeeded) };
-    let unknown = PersistentVolumeClaimStatus::default();
-    let status = claim.status.as_ref().unwrap_or(&unknown);
-    let Step::Expand { size, status_update } = required_step(status, capacity, node_size) else {
-        let claim_size = storage_of(&status.capacity);
-        return Ok(if is_less(claim_size.as_ref(), capacity) {
-            Expansion::Pending
-        } else {
-            Expansion::NotNeeded
-        });
-    };
-    if task.persistent.read_only {
-        let message = "requested read-only file system";
-        record_event(task, &claim, true, "FileSystemResizeFailed", &failure(task, message));
-        return Ok(Expansion::Pending);
-    }
-    let namespace = spec::namespace(task.pod);
-    let client = task.node.csi.client(|| format!("update PVCs of {namespace}"))?.clone();
-    let work = Expander { task, volume, claims: Api::namespaced(client, namespace), claim };
-    work.run(&size, status_update).await
-}
-
-fn storage_of(amounts: &Option<BTreeMap<String, Quantity>>) -> Option<Quantity> {
-    amounts.as_ref()?.get(STORAGE).cloned()
-}
-
-/// The expansion that the claim requires, given the volume's size on the node, if known.
-pub(super) fn required_step(
-    status: &PersistentVolumeClaimStatus,
-    capacity: &Quantity,
-    node_size: Option<i128>,
-) -> Step {
-    let stage = status.allocated_resource_statuses.as_ref();
-    let stage = stage.and_then(|statuses| statuses.get(STORAGE)).map(String::as_str);
-    let allocated = storage_of(&status.allocated_resources);
-    match (stage, allocated) {
-        _ if !is_less(storage_of(&status.capacity).as_ref(), capacity) => match stage.is_none() {
-            true if node_size.is_some_and(|node_size| node_size < bytes(capacity)) => {
-                Step::Expand { size: capacity.clone(), status_update: StatusUpdate::Nothing }
-            }
-            _ => Step::None,
-        },
-        (Some(PENDING | IN_PROGRESS), size) => {
-            let size = size.unwrap_or_else(|| capacity.clone());
-            Step::Expand { size, status_update: StatusUpdate::Full }
-        }
-        (None, None) => {
-            Step::Expand { size: capacity.clone(), status_update: StatusUpdate::FinalOnly }
-        }
-        // The controller has not reached the node's step yet, or has failed.
-        _ => Step::None,
-    }
-}
-
-fn is_less(known: Option<&Quantity>, capacity: &Quantity) -> bool {
-    known.map_or(0, bytes) < bytes(capacity)
-}
-
-/// A size in thousandths of bytes; 0 for an invalid quantity.
-pub(super) fn bytes(quantity: &Quantity) -> i128 {
-    qos::milli(quantity).unwrap_or(0)
-}
-
-struct Expander<'a> {
-    task: &'a Task<'a>,
-    volume: &'a Volume<'a>,
-    claims: Api<Item<PersistentVolumeClaim>>,
-    claim: PersistentVolumeClaim,
-}
-
-impl Expander<'_> {
-    async fn run(&self, size: &Quantity, status_update: StatusUpdate) -> Result<Expansion, Error> {
-        let updates_all = status_update == StatusUpdate::Full;
-        let node = self.task.node.csi.node_name();
-        if !self.volume.capabilities.expand {
-            // Nothing to do on the node, and nothing to wait for.
-            if updates_all {
-                let driver = self.volume.driver.name();
-                let why = format!("NodeExpand is not supported by the CSI driver {driver}");
-                let message = failure(self.task, &why);
-                record_event(self.task, &self.claim, true, "VolumeResizeFailed", &message);
-            }
-            return Ok(Expansion::OfflineOnly);
-        }
-        if updates_all {
-            self.patch_status(json!({"allocatedResourceStatuses": {STORAGE: IN_PROGRESS}})).await?;
-        }
-        let request = self.request(size).await?;
-        match self.volume.driver.expand(request).await {
-            Ok(_) => {
-                let name = &self.task.persistent.spec_name;
-                let message =
-                    format!("MountVolume.NodeExpandVolume succeeded for volume {name:?} {node}");
-                record_event(self.task, &self.claim, false, "FileSystemResizeSuccessful", &message);
-                if status_update != StatusUpdate::Nothing {
-                    self.patch_status(finished(&self.claim, size)).await?;
-                }
-                Ok(Expansion::Expanded(size.clone()))
-            }
-            Err(error) => {
-                let message = failure(self.task, &error.to_string());
-                record_event(self.task, &self.claim, true, "VolumeResizeFailed", &message);
-                if updates_all && error.is_final() {
-                    self.patch_status(refused(&self.claim, &error)).await?;
-                }
-                match error.code() {
-                    // In use: it is expanded offline.
-                    Some(Code::FailedPrecondition) => Ok(Expansion::OfflineOnly),
-                    _ => Err(error::Error::Expand(error).into()),
-                }
-            }
-        }
-    }
-
-    async fn request(&self, size: &Quantity) -> Result<NodeExpandVolumeRequest, Error> {
-        let (task, volume) = (self.task, self.volume);
+impl Volume<'_> {
+    async fn expand_request(
+        &self,
+        task: &Task<'_>,
+        size: &Quantity,
+    ) -> Result<NodeExpandVolumeRequest, Error> {
         let (root, name) = (&task.node.root, &task.persistent.spec_name);
         let (path, staging) = if task.persistent.block {
             let paths = BlockVolumePaths::new(root, name);
             (paths.maps.join(task.uid()), paths.staging)
         } else {
-            let staged = VolumePaths::staged(root, volume.driver.name(), &volume.handle);
+            let staged = VolumePaths::staged(root, self.driver.name(), &self.handle);
             (VolumePaths::of_pod(root, task.uid(), name).mount, staged.mount)
         };
-        let staging = Some(staging).filter(|_| volume.capabilities.stage);
-        let bytes = qos::milli(size).and_then(|milli| i64::try_from(milli / 1000).ok());
+        let staging = Some(staging).filter(|_| self.capabilities.stage);
         Ok(NodeExpandVolumeRequest {
-            volume_id: volume.handle.clone(),
+            volume_id: self.handle.clone(),
             volume_path: path.display().to_string(),
             capacity_range: Some(CapacityRange {
-                required_bytes: bytes.unwrap_or_default(),
+                required_bytes: whole_bytes(size),
                 limit_bytes: 0,
             }),
             staging_target_path: staging.map(|path| path.display().to_string()).unwrap_or_default(),
-            volume_capability: Some(volume.capability(task)),
-            secrets: task.node.csi.secret(volume.expand_secret.as_ref()).await?,
+            volume_capability: Some(self.capability(task)),
+            secrets: task.node.csi.secret(self.expand_secret.as_ref()).await?,
         })
     }
+}
 
-    /// Patches the claim's status.
-    async fn patch_status(&self, status: Value) -> Result<(), Error> {
-        let name = self.claim.metadata.name.as_deref().unwrap_or_default();
-        let (params, patch) = (PatchParams::default(), Patch::Merge(json!({"status": status})));
-        let patched = within(self.claims.patch_status(name, &params, &patch)).await;
-        let action = format!("update the status of PVC {name}");
-        patched.map(drop).map_err(|reason| error::Error::Api { action, reason }.into())
+/// Volumes of CSI drivers.
+pub(super) struct CsiKind;
+
+impl Kind for CsiKind {
+    async fn expand(
+        task: &Task<'_>,
+        claim: PersistentVolumeClaim,
+        node_size: i128,
+    ) -> Result<Expansion, Error> {
+        let PersistentSource::Csi(source) = &task.persistent.source else {
+            return Ok(Expansion::NotNeeded);
+        };
+        let volume = Volume::persistent(task, source).await?;
+        expand_to(task, &volume, claim, Some(node_size)).await
     }
-}
-
-/// The status of a claim after an expansion.
-fn finished(claim: &PersistentVolumeClaim, size: &Quantity) -> Value {
-    json!({
-        "capacity": {STORAGE: size},
-        "allocatedResourceStatuses": {STORAGE: null},
-        "conditions": other_conditions(claim),
-    })
-}
-
-/// The status of a claim after a failed expansion.
-fn refused(claim: &PersistentVolumeClaim, error: &longshore_csi::Error) -> Value {
-    let never =
-        matches!(error.code(), Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound));
-    let known = claim.status.as_ref().and_then(|status| status.conditions.clone());
-    let mut conditions = known.unwrap_or_default();
-    conditions.retain(|condition| condition.type_ != FAILED);
-    conditions.push(PersistentVolumeClaimCondition {
-        type_: FAILED.to_owned(),
-        status: "True".to_owned(),
-        message: Some(format!("failed to expand pvc with {error}")),
-        last_transition_time: Some(Time(Timestamp::now())),
-        ..PersistentVolumeClaimCondition::default()
-    });
-    let mut status = json!({"conditions": conditions});
-    if never {
-        status["allocatedResourceStatuses"] = json!({STORAGE: INFEASIBLE});
-    }
-    status
-}
-
-fn other_conditions(claim: &PersistentVolumeClaim) -> Vec<&PersistentVolumeClaimCondition> {
-    let known = claim.status.as_ref().and_then(|status| status.conditions.as_deref());
-    let known = known.unwrap_or_default().iter();
-    known.filter(|condition| !CONDITIONS.contains(&condition.type_.as_str())).collect()
-}
-
-fn failure(task: &Task<'_>, why: &str) -> String {
-    let name = &task.persistent.spec_name;
-    format!("MountVolume.NodeExpandVolume failed for volume {name:?} {why}")
-}
-
-/// Records an event about both the pod and the claim.
-fn record_event(
-    task: &Task<'_>,
-    claim: &PersistentVolumeClaim,
-    warning: bool,
-    reason: &str,
-    message: &str,
-) {
-    task.node.pod_events.pod(task.pod, warning, reason, message);
-    let about = ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("PersistentVolumeClaim".to_owned()),
-        name: claim.metadata.name.clone(),
-        namespace: claim.metadata.namespace.clone(),
-        uid: claim.metadata.uid.clone(),
-        ..ObjectReference::default()
-    };
-    task.node.pod_events.about(about, warning, reason, message);
 }

@@ -10,7 +10,6 @@ mod block;
 mod context;
 mod expand;
 mod mount;
-mod online_expansion;
 mod paths;
 mod policy;
 mod request;
@@ -24,10 +23,12 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, CSIVolumeSource};
 
 use crate::error::Error;
+use crate::expansion;
 use crate::layout::ReconstructedVolume;
 use crate::mounted::Mounted;
 use crate::state::State;
 use crate::task::Task;
+use expand::CsiKind;
 use paths::{device_of_block, device_of_mount};
 use request::Volume;
 
@@ -64,8 +65,8 @@ pub(super) async fn set_up(
         false => mount::set_up(task, &volume).await,
     };
     let mounted = task.node.csi.check_exhausted(&source.driver, mounted)?;
-    let expansion = expand::expand(task, &volume).await?;
-    online_expansion::start(task, &volume, expansion);
+    let expanded = expansion::expand(task, &volume).await?;
+    expansion::follow::<CsiKind>(task, &volume, expanded);
     Ok(mounted)
 }
 

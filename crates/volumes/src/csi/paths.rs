@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
-
 use super::vol_data::VolData;
 use crate::error::Error;
 use crate::layout;
@@ -32,7 +30,7 @@ impl VolumePaths {
 
     /// For a staged volume.
     pub(super) fn staged(root: &Path, driver: &str, handle: &str) -> Self {
-        Self::staged_at(staged_volumes(root).join(driver).join(hex(&[handle])))
+        Self::staged_at(staged_volumes(root).join(driver).join(layout::digest(&[handle])))
     }
 
     /// For a volume that is staged in that directory.
@@ -112,15 +110,10 @@ fn device_of(vol_data: &VolData) -> Option<String> {
 
 /// The name of the VolumeAttachment of a volume to a node.
 pub(super) fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
-    format!("csi-{}", hex(&[handle, driver, node]))
+    format!("csi-{}", layout::digest(&[handle, driver, node]))
 }
 
 /// The handle of an ephemeral volume.
 pub(super) fn inline_handle(uid: &str, volume: &str) -> String {
-    format!("csi-{}", hex(&[uid, volume]))
-}
-
-fn hex(parts: &[&str]) -> String {
-    let digest = parts.iter().fold(Sha256::new(), |digest, part| digest.chain_update(part));
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("csi-{}", layout::digest(&[uid, volume]))
 }

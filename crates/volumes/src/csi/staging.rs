@@ -17,7 +17,7 @@ use super::paths::{BlockVolumePaths, VolumePaths, device_name, staged_volumes};
 use super::request::Volume;
 use super::vol_data::VolData;
 use super::{block, device_of, mount};
-use crate::devices::DeviceGuard;
+use crate::devices::{DeviceGuard, NODE_USER};
 use crate::error::{Error, csi as error};
 use crate::host::blocking;
 use crate::host::mounts::Table;
@@ -27,8 +27,6 @@ use crate::task::Task;
 
 /// Backoff of unstaging.
 const LONGEST_PAUSE: Duration = Duration::from_secs(122);
-/// The node itself, as a user of a volume that is yet to be unstaged.
-const NODE_USER: &str = "";
 
 /// A volume that may be staged.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,21 +3,19 @@
 //!
 //! Attached volumes have the name of the PersistentVolume or of the pod's volume, as upstream has it. Two
 //! pods whose volumes have the same name and are not the same would share one: the second is refused.
-//!
-//! Current limitations: file systems are not expanded by drivers.
 
+mod calls;
+mod expand;
 mod options;
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::timeout;
 
 use crate::devices::DeviceGuard;
 use crate::error::{Error, if_exists};
+use crate::expansion::{self, Expand};
 use crate::host::format::{self, Wanted};
 use crate::host::mounts::{self, BindOptions, Table};
 use crate::host::{self, blocking};
@@ -27,11 +25,13 @@ use crate::persistent::FlexSource;
 use crate::state::State;
 use crate::state::flex::{self as driver, Driver};
 use crate::task::Task;
+use expand::{FlexKind, FlexVolume};
 
 /// The file in the pod's directory with the source of its volume.
 const NOTE: &str = "flex.json";
-/// Timeout of the attachment by the control plane.
-const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
+/// The file beside it while the volume is being set up: what is mounted then may lack something, as when the
+/// driver was killed or the group could not be changed, and is mounted anew.
+const INCOMPLETE: &str = "incomplete";
 /// Directories of the plugins that are part of Kubernetes. Drivers may have names that begin alike.
 const IN_TREE: [&str; 10] = [
     layout::EMPTY_DIR,
@@ -84,10 +84,7 @@ pub(super) async fn until_attached(task: &Task<'_>, source: &FlexSource) -> Resu
     {
         return Ok(());
     }
-    match timeout(ATTACH_TIMEOUT, task.devices().attached(&device)).await {
-        Ok(_) => Ok(()),
-        Err(_) => Err(Error::NotAttached),
-    }
+    task.devices().attached_in_time(&device).await
 }
 
 async fn is_mounted(task: &Task<'_>, source: &FlexSource) -> Result<bool, Error> {
@@ -96,7 +93,18 @@ async fn is_mounted(task: &Task<'_>, source: &FlexSource) -> Result<bool, Error>
     host::is_mounted(path).await
 }
 
+/// Mounts a volume, and makes it as large as its claim requires.
 pub(super) async fn set_up(task: &Task<'_>, source: &FlexSource) -> Result<Mounted, Error> {
+    let mounted = mount_for_pod(task, source).await?;
+    let volume = FlexVolume::of(task, source).await?;
+    let held = task.devices().hold(volume.device()).await;
+    let expanded = expansion::expand(task, &volume).await?;
+    expansion::follow::<FlexKind>(task, &volume, expanded);
+    drop(held);
+    Ok(mounted)
+}
+
+async fn mount_for_pod(task: &Task<'_>, source: &FlexSource) -> Result<Mounted, Error> {
     let (node, persistent) = (task.node, task.persistent);
     if persistent.block {
         return Err(Error::UnsupportedPart("a FlexVolume as a block device".to_owned()));
@@ -111,13 +119,19 @@ pub(super) async fn set_up(task: &Task<'_>, source: &FlexSource) -> Result<Mount
     let read_only = persistent.read_only;
     let relabel = !read_only && driver.capabilities.relabel;
     let mounted = Mounted { read_only, relabel, ..Mounted::at(target.clone()) };
+    let incomplete = note_path(&node.root, task.uid(), &source.driver, &persistent.spec_name)
+        .with_file_name(INCOMPLETE);
     if is_mounted(task, source).await? {
-        return Ok(mounted);
+        if !exists(&incomplete).await? {
+            return Ok(mounted);
+        }
+        calls::unmount(node, &driver, "unmount", &target).await?;
     }
     if driver.capabilities.attach {
         refuse_another(task, source, &held).await?;
     }
     write_note(task, source).await?;
+    write(incomplete.clone(), Vec::new()).await?;
     let global = match driver.capabilities.attach {
         true => Some(stage(task, source, &driver).await?),
         false => None,
@@ -126,6 +140,7 @@ pub(super) async fn set_up(task: &Task<'_>, source: &FlexSource) -> Result<Mount
     if !read_only && driver.capabilities.fs_group {
         task.set_volume_ownership(target).await?;
     }
+    remove(incomplete).await?;
     Ok(mounted)
 }
 
@@ -139,7 +154,7 @@ async fn mount(
 ) -> Result<(), Error> {
     let options = json(&options::of_pod(task, source).await?)?;
     let args = [target.as_os_str(), options.as_ref()];
-    if driver.call(&task.node.tools, "mount", &args).await?.is_some() {
+    if calls::set_up(task, driver, "mount", &args).await?.is_some() {
         return Ok(());
     }
     let Some(global) = global else {
@@ -155,40 +170,87 @@ async fn mount(
 async fn stage(task: &Task<'_>, source: &FlexSource, driver: &Driver) -> Result<PathBuf, Error> {
     let (node, volume) = (task.node, &task.persistent.spec_name);
     let global = global_path(&node.root, &source.driver, volume);
+    let incomplete = incomplete_path(&global);
     if host::is_mounted(global.clone()).await? {
-        return Ok(global);
+        if !exists(&incomplete).await? {
+            return Ok(global);
+        }
+        calls::unmount(node, driver, "unmountdevice", &global).await?;
     }
     let options = json(&options::of_volume(task, source))?;
-    let (options, tools) = (OsStr::new(&options), &node.tools);
-    let mut device = match task.devices().is_attach_controller_managed() {
-        true => task.devices().attached(&device_name(&source.driver, volume)).await,
-        false => {
-            let args = [options, node.flex.node_name.as_ref()];
-            let attached = driver.call(tools, "attach", &args).await.map_err(Error::unreached)?;
-            attached.unwrap_or_default().device
-        }
-    };
+    let options = OsStr::new(&options);
+    let mut device = attach(task, source, driver, options, &global).await?;
     // From now on there is something to detach: the directory says so.
     make_dirs(&global).await?;
-    let waited = driver.call(tools, "waitforattach", &[device.as_ref(), options]).await;
+    write(incomplete.clone(), Vec::new()).await?;
+    let args = [device.as_ref(), options];
+    let waited = calls::set_up(task, driver, "waitforattach", &args).await;
     if let Some(answer) = waited.map_err(Error::unreached)? {
         device = answer.device;
     }
-    let staged = |error| Error::Unstaged(Box::new(error));
-    let args = [global.as_os_str(), device.as_ref(), options];
-    if driver.call(tools, "mountdevice", &args).await.map_err(staged)?.is_none()
-        && !device.is_empty()
-    {
-        let kind = Some(source.file_system.as_str()).filter(|kind| !kind.is_empty());
-        let wanted = Wanted {
-            device: Path::new(&device),
-            kind: kind.unwrap_or(format::DEFAULT),
-            options: &[],
-            read_only: task.persistent.read_only,
-        };
-        format::stage(tools, &wanted, &global).await?;
-    }
+    mount_device(task, source, driver, options, Path::new(&device), &global).await?;
+    remove(incomplete).await?;
     Ok(global)
+}
+
+/// The device of a volume that is attached, by the control plane or now.
+async fn attach(
+    task: &Task<'_>,
+    source: &FlexSource,
+    driver: &Driver,
+    options: &OsStr,
+    global: &Path,
+) -> Result<String, Error> {
+    if task.devices().is_attach_controller_managed() {
+        // It may have been detached since it was waited for; with the lock held nobody waits.
+        let device = device_name(&source.driver, &task.persistent.spec_name);
+        return task.devices().attached_now(&device).ok_or(Error::NotAttached);
+    }
+    let args = [options, task.node.flex.node_name.as_ref()];
+    match calls::set_up(task, driver, "attach", &args).await {
+        Ok(attached) => Ok(attached.unwrap_or_default().device),
+        Err(error) => {
+            if matches!(error, Error::ToolHung { .. }) {
+                // It may have been attached nevertheless.
+                make_dirs(global).await?;
+            }
+            Err(error.unreached())
+        }
+    }
+}
+
+/// Has the driver mount a device, or does that in its place.
+async fn mount_device(
+    task: &Task<'_>,
+    source: &FlexSource,
+    driver: &Driver,
+    options: &OsStr,
+    device: &Path,
+    global: &Path,
+) -> Result<(), Error> {
+    let staged = |error| Error::Unstaged(Box::new(error));
+    let args = [global.as_os_str(), device.as_os_str(), options];
+    let answer = calls::set_up(task, driver, "mountdevice", &args).await.map_err(staged)?;
+    if answer.is_some() || device.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let kind = Some(source.file_system.as_str()).filter(|kind| !kind.is_empty());
+    let wanted = Wanted {
+        device,
+        kind: kind.unwrap_or(format::DEFAULT),
+        options: &[],
+        read_only: task.persistent.read_only,
+    };
+    format::stage(&task.node.tools, &wanted, global).await
+}
+
+/// The file that is there while a volume is being mounted for all pods. Names of volumes do not begin with
+/// a dot.
+fn incomplete_path(global: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(global.file_name().unwrap_or_default());
+    name.push(".incomplete");
+    global.with_file_name(name)
 }
 
 /// An error if another pod uses a volume of that name which is another one.
@@ -218,8 +280,24 @@ async fn refuse_another(
 async fn write_note(task: &Task<'_>, source: &FlexSource) -> Result<(), Error> {
     let (volume, root) = (&task.persistent.spec_name, &task.node.root);
     let path = note_path(root, task.uid(), &source.driver, volume);
-    let note = json(source)?;
-    blocking(move || layout::write_file(&path, note.as_bytes())).await
+    write(path, json(source)?.into_bytes()).await
+}
+
+async fn write(path: PathBuf, content: Vec<u8>) -> Result<(), Error> {
+    blocking(move || layout::write_file(&path, &content)).await
+}
+
+async fn remove(path: PathBuf) -> Result<(), Error> {
+    blocking(move || layout::remove_file(&path)).await
+}
+
+async fn exists(path: &Path) -> Result<bool, Error> {
+    let path = path.to_owned();
+    blocking(move || {
+        let found = path.try_exists();
+        found.map_err(|error| Error::io("look at", &path, error))
+    })
+    .await
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String, Error> {
@@ -237,6 +315,7 @@ pub(super) async fn take_down(
     let name = driver::of_dir(&volume.plugin);
     let path = volume.path(&node.root, uid);
     let held = node.devices.hold(&device_name(&name, &volume.name)).await;
+    node.csi.abort_background_tasks(uid, &volume.name);
     let driver = match node.flex.get(&node.tools, &name).await {
         Ok(driver) => driver,
         // Nothing of it was ever mounted, or somebody has unmounted it.
@@ -248,7 +327,7 @@ pub(super) async fn take_down(
     };
     // A set-up that failed leaves an empty directory, which the driver has never seen.
     if !is_gone(&path).await? {
-        unmount(node, &driver, "unmount", &path).await?;
+        calls::unmount(node, &driver, "unmount", &path).await?;
     }
     if driver.capabilities.attach && !held.has_other_users(uid) {
         // By the directory the volume is found again, if what follows fails or is interrupted.
@@ -257,6 +336,9 @@ pub(super) async fn take_down(
     }
     // The driver may have removed it.
     blocking(move || layout::remove_dir(&path)).await?;
+    if !held.has_other_users(uid) {
+        node.csi.sizes.forget(held.name());
+    }
     held.remove_user(uid);
     Ok(())
 }
@@ -271,14 +353,18 @@ async fn unstage(node: &State, driver: &Arc<Driver>, volume: &str) -> Result<(),
         return Ok(());
     }
     if is_mounted {
-        unmount(node, driver, "unmountdevice", &global).await?;
+        calls::unmount(node, driver, "unmountdevice", &global).await?;
     }
     if !node.devices.is_attach_controller_managed() {
         make_dirs(&global).await?;
         let args = [volume.as_ref(), node.flex.node_name.as_ref()];
-        driver.call(&node.tools, "detach", &args).await?;
+        calls::undo(node, driver, "detach", &args).await?;
     }
-    blocking(move || layout::remove_dir(&global)).await
+    blocking(move || {
+        layout::remove_file(&incomplete_path(&global))?;
+        layout::remove_dir(&global)
+    })
+    .await
 }
 
 async fn make_dirs(path: &Path) -> Result<(), Error> {
@@ -297,17 +383,4 @@ async fn is_gone(path: &Path) -> Result<bool, Error> {
         Ok(if_exists(entries)?.is_none_or(|mut entries| entries.next().is_none()))
     })
     .await
-}
-
-/// Has the driver unmount a path.
-async fn unmount(
-    node: &State,
-    driver: &Arc<Driver>,
-    command: &'static str,
-    path: &Path,
-) -> Result<(), Error> {
-    if driver.call(&node.tools, command, &[path.as_os_str()]).await?.is_none() {
-        host::unmount(path.to_owned()).await?;
-    }
-    Ok(())
 }

@@ -75,7 +75,7 @@ async fn mount(tools: &Tools, wanted: &Wanted<'_>, to: &Path) -> Result<(), Erro
 }
 
 /// The content of a device; `None` if it is empty.
-async fn probe(tools: &Tools, device: &Path) -> Result<Option<String>, Error> {
+pub(crate) async fn probe(tools: &Tools, device: &Path) -> Result<Option<String>, Error> {
     let args = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"].map(AsRef::as_ref);
     let output = tools.run(BLKID, [&args[..], &[device.as_os_str()]].concat()).await?;
     match output.code() {
@@ -98,12 +98,12 @@ async fn make(tools: &Tools, device: &Path, kind: &str) -> Result<(), Error> {
         return Err(Error::UnsupportedPart(format!("file system {kind}")));
     };
     let args = args.iter().map(AsRef::as_ref).chain([device.as_os_str()]);
-    tools.run(*tool, args).await?.checked().map(drop)
+    tools.run_unlimited(*tool, args).await?.checked().map(drop)
 }
 
 /// Runs a safe automatic repair. Skipped if the tool is not installed.
 async fn check(tools: &Tools, device: &Path) -> Result<(), Error> {
-    let output = match tools.run(FSCK, ["-a".as_ref(), device.as_os_str()]).await {
+    let output = match tools.run_unlimited(FSCK, ["-a".as_ref(), device.as_os_str()]).await {
         Err(Error::NoTool { .. }) => return Ok(()),
         output => output?,
     };

@@ -14,12 +14,21 @@ pub(crate) struct Kernel {
     pub(crate) sys: PathBuf,
     /// Timeout for a disk to appear after a login or a scan.
     pub(crate) device_timeout: Duration,
+    /// Timeout for a multipath device to appear over the paths to a disk.
+    pub(crate) multipath_timeout: Duration,
 }
 
 impl Default for Kernel {
     fn default() -> Self {
         let (disks, ids) = ("/dev/disk/by-path".into(), "/dev/disk/by-id".into());
         let (dev, sys) = ("/dev".into(), "/sys".into());
-        Self { disks, ids, dev, sys, device_timeout: Duration::from_secs(30) }
+        Self {
+            disks,
+            ids,
+            dev,
+            sys,
+            device_timeout: Duration::from_secs(30),
+            multipath_timeout: Duration::from_secs(10),
+        }
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod format;
 pub(crate) mod kernel;
 pub(crate) mod loops;
 pub(crate) mod mounts;
+pub(crate) mod multipath;
 pub(crate) mod shared;
 pub(crate) mod tools;
 

@@ -29,6 +29,8 @@ struct Mount {
     point: PathBuf,
     /// The source: `major:minor` of the file system, and the root in it.
     what: (OsString, OsString),
+    /// What the file system was mounted from: a device, or any text.
+    source: OsString,
     /// Whether the file system supports SELinux labels.
     labels: bool,
     /// Whether it passes later mounts on to its copies.
@@ -60,9 +62,10 @@ impl Table {
             // All of them are passed over.
             let shared = before.filter(|field| field.starts_with(SHARED)).count() > 0;
             // Behind it: kind, source, and options of the file system.
-            let options = fields.nth(2).unwrap_or_default();
+            let source = unescaped(fields.nth(1).unwrap_or_default());
+            let options = fields.next().unwrap_or_default();
             let labels = options.split(|byte| *byte == b',').any(|option| option == LABELS);
-            Some(Mount { id, parent, point, what: (device, root), labels, shared })
+            Some(Mount { id, parent, point, what: (device, root), source, labels, shared })
         });
         Self { mounts: mounts.collect() }
     }
@@ -81,6 +84,11 @@ impl Table {
     /// Whether the file system at that path supports SELinux labels.
     pub(crate) fn has_labels(&self, path: &Path) -> bool {
         self.at(path).is_some_and(|mount| mount.labels)
+    }
+
+    /// What the file system at that path was mounted from.
+    pub(crate) fn source(&self, path: &Path) -> Option<OsString> {
+        self.at(path).map(|mount| mount.source.clone())
     }
 
     /// Other mount points with the same source as the mount at that path.
@@ -369,6 +377,9 @@ mod tests {
         for (path, expected) in [("/own", true), ("/one", false), ("/none", false), ("/cut", false)]
         {
             assert_eq!(table.has_labels(Path::new(path)), expected, "{path}");
+        }
+        for (path, expected) in [("/one", "/dev/loop1"), ("/cut", ""), ("/none", "/dev/seclabel")] {
+            assert_eq!(table.source(Path::new(path)), Some(expected.into()), "{path}");
         }
     }
 

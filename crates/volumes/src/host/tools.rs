@@ -1,9 +1,9 @@
-//! System tools, run without a shell, with a timeout, and killed with their process group. Their
+//! System tools, run without a shell, with a limit of time, and killed with their process group. Their
 //! output is part of errors.
 
+mod printed;
+
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -11,15 +11,13 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::process::Command;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
 use crate::error::Error;
+use printed::{Printed, shortened};
 
-/// Maximum size of captured output.
-const MOST_OUTPUT: u64 = 4096;
 /// How long to wait for a killed tool; one that hangs in the kernel is left.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -52,7 +50,7 @@ impl Output {
 
     /// The result as an error.
     pub(crate) fn into_error(self) -> Error {
-        let output = self.text.trim().to_owned();
+        let output = shortened(&self.text);
         Error::Tool { tool: self.tool, status: self.status.to_string(), output }
     }
 }
@@ -90,68 +88,86 @@ impl Tools {
         found.next().ok_or(Error::NoTool { tool: tool.name, package: tool.package })
     }
 
-    /// Runs a tool to its end. The caller checks its exit status.
+    /// How long a tool may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Runs a tool to its end, or until its limit of time. The caller checks its exit status.
     pub(crate) async fn run<A: AsRef<OsStr>>(
         &self,
         tool: Tool,
         args: impl IntoIterator<Item = A>,
     ) -> Result<Output, Error> {
+        self.run_until(tool, args, sleep(self.limit)).await
+    }
+
+    /// The same without a limit: the tool's work is as large as a device.
+    pub(crate) async fn run_unlimited<A: AsRef<OsStr>>(
+        &self,
+        tool: Tool,
+        args: impl IntoIterator<Item = A>,
+    ) -> Result<Output, Error> {
+        self.run_until(tool, args, std::future::pending()).await
+    }
+
+    async fn run_until<A: AsRef<OsStr>>(
+        &self,
+        tool: Tool,
+        args: impl IntoIterator<Item = A>,
+        limit: impl Future<Output = ()>,
+    ) -> Result<Output, Error> {
         let program = self.find(tool)?;
         let path = std::env::join_paths(&self.path).unwrap_or_default();
         let env = [("PATH".into(), path), ("LC_ALL".into(), "C".into())];
-        self.run_program(tool.name, &program, args, env).await
+        self.run_program(tool.name, &program, args, env, limit).await
     }
 
-    /// Runs a program, of that name in errors, to its end, with that environment. The caller checks its
-    /// exit status.
+    /// Runs a program, of that name in errors, with that environment, to its end, or until `limit` ends:
+    /// then it is killed. The caller checks its exit status.
     pub(crate) async fn run_program<A: AsRef<OsStr>>(
         &self,
         name: &'static str,
         program: &Path,
         args: impl IntoIterator<Item = A>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
+        limit: impl Future<Output = ()>,
     ) -> Result<Output, Error> {
         let fail = |error: std::io::Error| Error::io("run", program, error);
-        // A file rather than a pipe, which background processes of the tool would keep open.
-        let mut printed = File::from(memory_file(name).map_err(fail)?);
-        let stream = || printed.try_clone().map(Stdio::from);
+        let (reader, writer) = std::io::pipe().map_err(fail)?;
+        let began = Instant::now();
         let mut child = Command::new(program)
             .args(args)
             .env_clear()
             .envs(env)
             .current_dir("/")
             .stdin(Stdio::null())
-            .stdout(stream().map_err(fail)?)
-            .stderr(stream().map_err(fail)?)
+            .stdout(writer.try_clone().map_err(fail)?)
+            .stderr(writer)
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .map_err(fail)?;
+        let mut printed = Printed::new(OwnedFd::from(reader)).map_err(fail)?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
-        let Ok(ended) = timeout(self.limit, child.wait()).await else {
-            if let Some(group) = group {
-                let _ = killpg(group, Signal::SIGKILL);
+        let ended = async {
+            tokio::select! {
+                ended = child.wait() => Some(ended),
+                () = limit => None,
             }
-            if timeout(KILL_TIMEOUT, child.wait()).await.is_err() {
-                warn!(tool = name, "tool hangs in the kernel and cannot be killed");
-            }
-            let output = read_back(&mut printed, program)?.trim().to_owned();
-            return Err(Error::ToolHung { tool: name, limit: self.limit, output });
         };
-        let text = read_back(&mut printed, program)?;
-        Ok(Output { tool: name, status: ended.map_err(fail)?, text })
+        if let Some(ended) = printed.keep_until(ended).await {
+            let status = ended.map_err(fail)?;
+            return Ok(Output { tool: name, status, text: printed.text() });
+        }
+        if let Some(group) = group {
+            let _ = killpg(group, Signal::SIGKILL);
+        }
+        if timeout(KILL_TIMEOUT, child.wait()).await.is_err() {
+            warn!(tool = name, "tool hangs in the kernel and cannot be killed");
+        }
+        let output = shortened(&printed.text());
+        let limit = Duration::from_secs(began.elapsed().as_secs());
+        Err(Error::ToolHung { tool: name, limit, output })
     }
-}
-
-fn memory_file(name: &str) -> std::io::Result<OwnedFd> {
-    Ok(memfd_create(name, MemfdFlags::CLOEXEC)?)
-}
-
-fn read_back(printed: &mut File, program: &Path) -> Result<String, Error> {
-    let mut bytes = Vec::new();
-    let read = printed
-        .seek(SeekFrom::Start(0))
-        .and_then(|_| printed.take(MOST_OUTPUT).read_to_end(&mut bytes));
-    read.map_err(|error| Error::io("read the output of", program, error))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

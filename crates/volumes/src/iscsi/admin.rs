@@ -9,8 +9,9 @@ use longshore_base::time;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use crate::error::Error;
+use crate::error::{Error, FirstError};
 use crate::host::kernel::Kernel;
+use crate::host::multipath::{self, MULTIPATH};
 use crate::host::tools::{Output, Tool, Tools};
 use crate::persistent::Disk;
 
@@ -42,29 +43,70 @@ impl Admin<'_> {
         self.tools.find(ISCSIADM).map(drop)
     }
 
-    /// Logs in if necessary, and waits for the disk; returns the path of its device.
+    /// Logs in at all portals if necessary, and waits for the disk; returns the path of its device. A portal
+    /// that fails is no error, unless all do.
     pub(super) async fn attach(&self, secret: &BTreeMap<String, String>) -> Result<PathBuf, Error> {
+        let known = self.paths();
+        if !known.is_empty() {
+            // It is attached. Those that have failed then are not tried with each sync of a pod.
+            return self.device(known, Duration::ZERO).await;
+        }
         self.run(["-m", "iface", "-I", self.disk.base_interface(), "-o", "show"])
             .await?
             .checked()?;
         if let Some(initiator) = &self.disk.initiator {
             self.make_interface(initiator).await?;
         }
-        let mut last = None;
+        let (mut paths, mut last) = (Vec::new(), None);
         for portal in &self.disk.portals {
             match self.attach_by(portal, secret).await {
-                Ok(device) => return Ok(device),
-                Err(error) => last = Some(error),
+                Ok(()) => paths.push(self.path_by(portal)),
+                Err(error) => {
+                    warn!(portal, %error, "failed to attach an iSCSI disk by a portal");
+                    last = Some(error);
+                }
             }
         }
-        Err(last.unwrap_or(Error::UnsupportedPart("an iSCSI disk without portal".to_owned())))
+        if paths.is_empty() {
+            let none = || Error::UnsupportedPart("an iSCSI disk without portal".to_owned());
+            return Err(last.unwrap_or_else(none));
+        }
+        let several = paths.len() > 1 && self.tools.find(MULTIPATH).is_ok();
+        let patience = if several { self.kernel.multipath_timeout } else { Duration::ZERO };
+        self.device(paths, patience).await
+    }
+
+    /// The paths to the disk that are there.
+    fn paths(&self) -> Vec<PathBuf> {
+        let paths = self.disk.portals.iter().map(|portal| self.path_by(portal));
+        paths.filter(|path| path.exists()).collect()
+    }
+
+    /// The multipath device over these paths, if it appears in time, or the first of them.
+    async fn device(&self, paths: Vec<PathBuf>, patience: Duration) -> Result<PathBuf, Error> {
+        let until = time::after(patience);
+        loop {
+            if let Some(device) = self.multipath(&paths)? {
+                return Ok(device);
+            }
+            if Instant::now() >= until {
+                let none = || Error::UnsupportedPart("an iSCSI disk without path".to_owned());
+                return paths.into_iter().next().ok_or_else(none);
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    fn multipath(&self, paths: &[PathBuf]) -> Result<Option<PathBuf>, Error> {
+        let devices: Vec<_> = paths.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
+        multipath::find(self.kernel, &devices)
     }
 
     async fn attach_by(
         &self,
         portal: &str,
         secret: &BTreeMap<String, String>,
-    ) -> Result<PathBuf, Error> {
+    ) -> Result<(), Error> {
         if self.session(portal).await?.is_none() {
             self.discover(portal, secret).await?;
             self.log_in(portal, secret).await?;
@@ -78,7 +120,7 @@ impl Admin<'_> {
             }
             sleep(POLL_INTERVAL).await;
         }
-        Ok(path)
+        Ok(())
     }
 
     /// The device path by the first portal.
@@ -92,21 +134,29 @@ impl Admin<'_> {
 
     /// Removes the disk, and logs out of its target unless it is `shared`.
     pub(super) async fn detach(&self, shared: bool) -> Result<(), Error> {
+        if let Some(device) = self.multipath(&self.paths())? {
+            multipath::flush(self.tools, &device).await?;
+        }
+        let mut errors = FirstError::default();
         for portal in &self.disk.portals {
             self.delete_disk(portal);
-            if shared {
-                continue;
+            if !shared {
+                errors.note(self.log_out(portal).await);
             }
-            let none = [NO_SESSION, NOTHING_FOUND];
-            self.ignore_codes(self.on_node(portal, &["--logout"]).await?, none)?;
-            self.ignore_codes(self.on_node(portal, &["-o", "delete"]).await?, none)?;
         }
+        errors.result()?;
         if self.disk.initiator.is_some() && !shared {
             let interface = self.interface();
             let deleted = self.run(["-m", "iface", "-I", &interface, "-o", "delete"]).await?;
             self.ignore_codes(deleted, [NO_SESSION, NOTHING_FOUND])?;
         }
         Ok(())
+    }
+
+    async fn log_out(&self, portal: &str) -> Result<(), Error> {
+        let none = [NO_SESSION, NOTHING_FOUND];
+        self.ignore_codes(self.on_node(portal, &["--logout"]).await?, none)?;
+        self.ignore_codes(self.on_node(portal, &["-o", "delete"]).await?, none)
     }
 
     fn interface(&self) -> String {

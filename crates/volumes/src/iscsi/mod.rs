@@ -1,6 +1,6 @@
 //! iSCSI volumes: login by `iscsiadm`; the disk is mounted once for all its pods, or mapped for
-//! each. Current limitations: of several portals the first one that works is used; multipath is not
-//! supported.
+//! each. A disk with several portals is attached by all of them, and used through multipath if there is a device
+//! for it.
 
 mod admin;
 

@@ -3,17 +3,21 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use kube::Client;
+use kube::{Client, Error as KubeError};
+use longshore_client::objects::root_cause;
 use longshore_csi::Driver;
 use longshore_metrics::Registry;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use crate::error::Error as VolumeError;
 use crate::error::csi::{self as error, Error};
 use crate::plugins::Drivers;
 use crate::selinux::LabelledVolumes;
 
+/// Timeout of one request to the apiserver.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of attachments.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
 /// Initial backoff of failed unstaging.
@@ -70,6 +74,14 @@ impl Csi {
         }
     }
 
+    /// The client of the apiserver, for that.
+    pub(crate) fn client(&self, action: impl FnOnce() -> String) -> Result<&Client, Error> {
+        self.client.as_ref().ok_or_else(|| Error::Api {
+            action: action(),
+            reason: "no apiserver is configured".to_owned(),
+        })
+    }
+
     pub(crate) fn node_name(&self) -> &str {
         self.drivers.node_name()
     }
@@ -117,6 +129,16 @@ impl Csi {
         if let Some(exhausted) = self.drivers.exhausted(driver) {
             exhausted.notify_one();
         }
+    }
+}
+
+/// A request's response, or why it failed.
+pub(crate) async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
+    match timeout(REQUEST_TIMEOUT, request).await {
+        Err(_) => Err(format!("no answer within {REQUEST_TIMEOUT:?}")),
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(KubeError::Api(status))) => Err(status.message),
+        Ok(Err(error)) => Err(root_cause(&error)),
     }
 }
 

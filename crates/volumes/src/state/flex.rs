@@ -14,6 +14,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::sleep;
 
 use crate::error::{Error, if_exists};
 use crate::host::blocking;
@@ -32,8 +33,8 @@ pub(crate) struct FlexDrivers {
     /// The name of the node, which attaching drivers are given.
     pub(crate) node_name: String,
     known: Mutex<BTreeMap<String, Arc<Driver>>>,
-    /// Drivers are initialised one at a time.
-    init: AsyncMutex<()>,
+    /// By driver: locked while it is initialised. One that hangs delays no other.
+    init: Mutex<BTreeMap<String, Arc<AsyncMutex<()>>>>,
 }
 
 /// A driver as it was initialised.
@@ -63,6 +64,8 @@ pub(crate) struct Capabilities {
     pub(crate) relabel: bool,
     pub(crate) metrics: bool,
     pub(crate) fs_group: bool,
+    /// Whether file systems are made larger on the node.
+    pub(crate) requires_resize: bool,
 }
 
 /// A successful answer of a driver.
@@ -99,7 +102,7 @@ fn program(driver: &str) -> Result<PathBuf, Error> {
 
 impl FlexDrivers {
     pub(crate) fn new(dir: PathBuf, node_name: String) -> Self {
-        Self { dir, node_name, known: Mutex::default(), init: AsyncMutex::default() }
+        Self { dir, node_name, known: Mutex::default(), init: Mutex::default() }
     }
 
     /// Whether the stats of a volume are reported. A FlexVolume driver has to say that they can be.
@@ -129,7 +132,8 @@ impl FlexDrivers {
         });
         let missing = || fail(format!("there is no program {}", program.display()));
         let version = version.await?.ok_or_else(missing)?;
-        let _turn = self.init.lock().await;
+        let init = Arc::clone(self.init.lock().entry(name.to_owned()).or_default());
+        let _turn = init.lock().await;
         let current = |driver: &&Arc<Driver>| driver.version == version;
         if let Some(known) = self.known.lock().get(name).filter(current) {
             return Ok(known.clone());
@@ -141,7 +145,7 @@ impl FlexDrivers {
             capabilities: Capabilities::of(&Map::new()),
             unsupported: Mutex::default(),
         };
-        let answer = driver.call(tools, "init", &[]).await?;
+        let answer = driver.call(tools, "init", &[], sleep(tools.limit())).await?;
         let answer = answer.ok_or_else(|| fail(format!("init: {NOT_SUPPORTED}")))?;
         driver.capabilities = Capabilities::of(&answer.capabilities);
         let driver = Arc::new(driver);
@@ -151,13 +155,14 @@ impl FlexDrivers {
 }
 
 impl Driver {
-    /// Calls the driver; `None` if it does not support the command. Arguments may be confidential, and are
-    /// not part of errors.
+    /// Calls the driver; `None` if it does not support the command. It is killed when `limit` ends. Arguments
+    /// may be confidential, and are not part of errors.
     pub(crate) async fn call(
         &self,
         tools: &Tools,
         command: &'static str,
         args: &[&OsStr],
+        limit: impl Future<Output = ()>,
     ) -> Result<Option<Answer>, Error> {
         if self.unsupported.lock().contains(command) {
             return Ok(None);
@@ -165,7 +170,7 @@ impl Driver {
         let args = std::iter::once(OsStr::new(command)).chain(args.iter().copied());
         // As its own processes of the daemon, drivers have its environment.
         let env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
-        let output = tools.run_program(PROGRAM, &self.program, args, env).await?;
+        let output = tools.run_program(PROGRAM, &self.program, args, env, limit).await?;
         match answer(command, &output.text) {
             Ok(Some(_)) if output.code() != Some(0) => Err(self.failed(command, &output)),
             Ok(Some(answer)) => Ok(Some(answer)),
@@ -195,6 +200,7 @@ impl Capabilities {
             relabel: is_on("selinuxRelabel", true),
             metrics: is_on("supportsMetrics", false),
             fs_group: is_on("fsGroup", true),
+            requires_resize: is_on("requiresFSResize", true),
         }
     }
 }
@@ -271,12 +277,24 @@ mod tests {
     fn flex_capabilities_have_defaults() {
         let of =
             |text: &str| Capabilities::of(&answer("init", text).unwrap().unwrap().capabilities);
-        let all = Capabilities { attach: true, relabel: true, metrics: false, fs_group: true };
+        let all = Capabilities {
+            attach: true,
+            relabel: true,
+            metrics: false,
+            fs_group: true,
+            requires_resize: true,
+        };
         assert_eq!(of(r#"{"status":"Success"}"#), all);
         assert_eq!(of(r#"{"status":"Success","capabilities":{"attach":"no"}}"#), all);
         let text = r#"{"status":"Success","Capabilities":{"attach":false,"SELinuxRelabel":false,
-                       "supportsMetrics":true,"fsGroup":false}}"#;
-        let none = Capabilities { attach: false, relabel: false, metrics: true, fs_group: false };
+                       "supportsMetrics":true,"fsGroup":false,"requiresFSResize":false}}"#;
+        let none = Capabilities {
+            attach: false,
+            relabel: false,
+            metrics: true,
+            fs_group: false,
+            requires_resize: false,
+        };
         assert_eq!(of(text), none);
     }
 

@@ -1,6 +1,7 @@
 //! The state that the volumes of all pods share.
 
 pub(crate) mod csi;
+pub(crate) mod ending;
 pub(crate) mod flex;
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,6 +20,7 @@ use crate::host::tools::Tools;
 use crate::metrics::Metrics;
 use crate::stats::PersistentMounts;
 use csi::Csi;
+use ending::Ending;
 use flex::FlexDrivers;
 
 /// What set-up and teardown of all volumes work with.
@@ -35,6 +37,7 @@ pub(crate) struct State {
     /// One lock per active pod: shared by set-ups, exclusive for teardown. It is held by the
     /// operation itself, which goes on when the caller is cancelled.
     pub(crate) locks: Mutex<HashMap<String, Weak<RwLock<()>>>>,
+    pub(crate) ending: Ending,
     pub(crate) metrics: Metrics,
     pub(crate) persistent_mounts: PersistentMounts,
 }

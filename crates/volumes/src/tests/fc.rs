@@ -97,13 +97,16 @@ async fn fc_disk_of_several_paths_is_used_through_multipath_as_root() {
     san.world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap();
     assert_eq!(read(san.world.root.join("sys/class/scsi_host/host3/scan")), "", "it is there");
     assert!(san.world.mounted().contains("plugins/kubernetes.io/fc/other-36005_x"));
-    // What is in use still is tried again.
+    // What is in use still is tried again, while the pod ends. Another pod may come and go meanwhile.
     san.world.root.write("busy", "");
-    let error = san.world.volumes.remove_pod("u1").await.unwrap_err().to_string();
-    assert_eq!(error, "multipath failed: exit status: 1: map in use");
-    assert!(!san.deleted());
+    for uid in ["u1", "u2"] {
+        san.world.mount(&pod_with(uid, &["a"], json!({}))).await.unwrap();
+        san.world.remove(uid).await;
+        assert!(!san.deleted());
+        assert_eq!(san.world.users().len(), 1, "in use by the node");
+    }
     fs::remove_file(san.world.root.join("busy")).unwrap();
-    san.world.remove("u1").await;
+    san.world.until_unused().await;
     assert!(san.deleted());
     let mapper = san.world.root.join("dev/dm-0");
     let asked = read(san.world.root.join("asked"));
@@ -127,6 +130,36 @@ async fn fc_block_volume_is_mapped_and_unmapped_as_root() {
     assert_eq!(san.world.users().len(), 1);
     san.world.remove("u1").await;
     assert!(san.deleted());
+    san.world.assert_clean();
+}
+
+/// The disk is mounted as long as a pod has its file system, and in the kernel as long as a pod has it.
+#[tokio::test]
+async fn fc_disk_with_a_file_system_and_as_a_device_as_root() {
+    let san = San::start().await;
+    san.link(&format!("by-path/fc-0x{WWN}-lun-7"));
+    let source = json!({"targetWWNs": [WWN], "lun": 7});
+    san.world.claim("a", json!({"fc": source}));
+    san.world.claim("b", json!({"volumeMode": "Block", "fc": source}));
+    let global = format!("plugins/kubernetes.io/fc/{WWN}-lun-7");
+    san.world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap();
+    san.world.mount(&pod_with("u2", &["b"], json!({}))).await.unwrap();
+    assert!(san.world.mounted().contains(&global));
+    san.world.remove("u1").await;
+    assert!(!san.world.mounted().contains(&global), "{:?}", san.world.mounted());
+    assert!(!san.deleted());
+    san.world.remove("u2").await;
+    assert!(san.deleted());
+    san.world.assert_clean();
+
+    // One pod has it as both.
+    san.world.root.write(&format!("sys/block/{}/device/delete", san.name()), "");
+    san.world.root.write("asked", "");
+    san.world.mount(&pod_with("u3", &["a", "b"], json!({}))).await.unwrap();
+    san.world.remove("u3").await;
+    assert!(san.deleted());
+    let asked = read(san.world.root.join("asked"));
+    assert_eq!(asked.matches("blockdev").count(), 1, "removed once, in the end: {asked}");
     san.world.assert_clean();
 }
 

@@ -3,13 +3,19 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use longshore_testkit::wait_until;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::read;
-use super::world::{Disk, World, pod_with};
+use super::world::{Disk, LIMIT, World, pod_with};
+use crate::flex;
+use crate::persistent::PersistentSource;
+use crate::task::Task;
 
 const DRIVER: &str = "example.com/share";
 
@@ -246,6 +252,195 @@ async fn flex_volume_that_the_control_plane_attaches_as_root() {
     vendor.0.assert_clean();
 }
 
+/// A volume that the control plane has detached meanwhile is an error, and no lock is held until it is
+/// attached again.
+#[tokio::test]
+async fn flex_volume_that_is_detached_again_is_an_error_as_root() {
+    let mut vendor = Vendor::start(&[("init", OK)]).await;
+    vendor.0.claim("a", json!({"flexVolume": {"driver": DRIVER}}));
+    let managed = "volumes.kubernetes.io/controller-managed-attach-detach";
+    let metadata = json!({"name": "n1", "annotations": {managed: "true"}});
+    let node: Node = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+    let (_known, node) = watch::channel(Some(Arc::new(node)));
+    vendor.0.set_node(node);
+    let pod = pod_with("u1", &["a"], json!({}));
+    let resolved = vendor.0.volumes.resolve(&pod).await.0.remove(0).unwrap().unwrap();
+    let PersistentSource::Flex(source) = &resolved.source else { panic!("{resolved:?}") };
+    let task = Task { node: &vendor.0.volumes.inner, pod: &pod, persistent: &resolved };
+    let error = timeout(LIMIT, flex::set_up(&task, source)).await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "volume not attached according to node status");
+    vendor.0.remove("u1").await;
+    vendor.0.assert_clean();
+}
+
+/// What sets a volume up may take longer than other tools may, which is an event. Only the end of the pod
+/// ends it, and then it is undone.
+#[tokio::test(flavor = "multi_thread")]
+async fn flex_mount_that_takes_long_is_waited_for_until_its_pod_ends_as_root() {
+    let mut vendor = Vendor::start(&[NO_ATTACH, ("mount", OK), ("unmount", OK)]).await;
+    // After its mount it waits for a file.
+    vendor.install(&SCRIPT.replace(
+        "cat \"$answer\"",
+        "case \"$1\" in mount) until [ -e \"$here/go-on\" ]; do sleep 0.05; done ;; esac\ncat \"$answer\"",
+    ));
+    vendor.0.limit(Duration::from_secs(2));
+    let slow = |uid: &str| {
+        let (volumes, pod) = (vendor.0.volumes.clone(), inline(uid, json!({"driver": DRIVER})));
+        tokio::spawn(async move { volumes.mount(&pod).await })
+    };
+    let waited = slow("u1");
+    let (kind, message) = vendor.0.events("FailedMount", 1).await.remove(0);
+    assert_eq!(
+        (kind.as_str(), message.as_str()),
+        (
+            "Pod",
+            "MountVolume.SetUp for volume \"data\" is not done yet: FlexVolume driver \
+             example.com/share has not ended its mount command after 2s; it is waited for"
+        )
+    );
+    assert!(!waited.is_finished());
+    vendor.0.root.write("go-on", "");
+    waited.await.unwrap().unwrap();
+    vendor.0.remove("u1").await;
+
+    fs::remove_file(vendor.0.root.join("go-on")).unwrap();
+    let ended = slow("u2");
+    wait_until(LIMIT, "it is mounted", async || match vendor.0.mounted().is_empty() {
+        true => Err("not yet"),
+        false => Ok(()),
+    })
+    .await
+    .unwrap();
+    vendor.asked();
+    vendor.0.remove("u2").await;
+    let error = ended.await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("and was killed"), "{error}");
+    assert_eq!(vendor.commands(), ["unmount"]);
+    vendor.0.assert_clean();
+}
+
+/// A driver that was killed, or whose volume could not be given to the pod's group, has left a mount that
+/// lacks something: it is not taken for the volume.
+#[tokio::test]
+async fn flex_volume_that_was_not_completed_is_mounted_anew_as_root() {
+    let vendor = Vendor::start(&[
+        ("init", OK),
+        ("mount", OK),
+        ("unmount", OK),
+        ("mountdevice", OK),
+        ("unmountdevice", OK),
+    ])
+    .await;
+    for failing in ["mountdevice", "mount"] {
+        // It fails after the mount.
+        vendor.answer(failing, r#"{"status": "Failure", "message": "Success of a half"}"#);
+        let pod = inline("u1", json!({"driver": DRIVER}));
+        vendor.0.mount(&pod).await.unwrap_err();
+        assert!(!vendor.0.mounted().is_empty());
+        vendor.answer(failing, OK);
+        vendor.asked();
+        vendor.0.mount(&pod).await.unwrap();
+        let expected: &[&str] = match failing {
+            "mountdevice" => &["unmountdevice", "mountdevice", "mount"],
+            _ => &["unmount", "mount"],
+        };
+        assert_eq!(vendor.commands(), expected);
+        vendor.0.mount(&pod).await.unwrap();
+        assert_eq!(vendor.commands(), [""; 0], "it is complete");
+        vendor.0.remove("u1").await;
+        vendor.0.assert_clean();
+    }
+}
+
+/// A driver expands the file system, or the node does it.
+#[tokio::test]
+async fn flex_volume_is_expanded_as_root() {
+    let vendor = Vendor::start(&[("init", OK), ("unmountdevice", OK)]).await;
+    let file = vendor.0.root.join("disk");
+    let disk = Disk::new(&file);
+    let device = json!({"status": "Success", "device": disk.device}).to_string();
+    vendor.answer("attach", &device);
+    let source = json!({"flexVolume": {"driver": DRIVER, "fsType": "ext4"}});
+    vendor.0.claim("a", source.clone());
+    let pod = pod_with("u1", &["a"], json!({}));
+    let path = vendor.0.mount(&pod).await.unwrap()["a"].path.clone();
+    let size = || nix::sys::statvfs::statvfs(&path).unwrap().blocks();
+    let before = size();
+    disk.grow(&file, 64 << 20);
+    vendor.0.enlarge("a", source.clone(), ["16Mi", "64Mi"]);
+    vendor.asked();
+    let can_resize = vendor.0.can_resize();
+    vendor.0.mount(&pod).await.unwrap();
+    match can_resize {
+        true => assert!(size() > 3 * before, "{} after {before}", size()),
+        false => {
+            let resized = read(vendor.0.root.join("resized"));
+            assert_eq!(resized.trim(), disk.device.to_str().unwrap());
+        }
+    }
+    assert_eq!(vendor.0.claim_size("a"), "64Mi");
+    assert_eq!(vendor.commands(), ["expandfs"]);
+
+    // Another version of the driver does it by itself.
+    vendor.answer("expandfs", OK);
+    vendor.install(SCRIPT);
+    vendor.0.enlarge("a", source, ["64Mi", "96Mi"]);
+    vendor.0.mount(&pod).await.unwrap();
+    let asked = vendor.asked();
+    assert_eq!((asked.len(), asked[0].as_str()), (2, "init"), "{asked:?}");
+    let global = "/node/plugins/kubernetes.io/flexvolume/example.com/share/mounts/pv-a";
+    let end = format!("}} {} {global} {} {}", disk.device.display(), 96 << 20, 64 << 20);
+    assert!(asked[1].starts_with("expandfs {") && asked[1].ends_with(&end), "{}", asked[1]);
+    assert_eq!(vendor.0.claim_size("a"), "96Mi");
+    vendor.0.remove("u1").await;
+    vendor.0.assert_clean();
+}
+
+/// What a driver prints without end costs neither memory nor its answer's reader, and a process that it leaves
+/// in the background is not waited for.
+#[tokio::test]
+async fn flex_driver_that_prints_without_end_is_read_to_a_limit_as_root() {
+    let vendor = Vendor::start(&[NO_ATTACH, ("mount", OK), ("unmount", OK)]).await;
+    vendor.install(&format!("#!/bin/sh\nhead -c {} /dev/zero | tr '\\0' x", 64 << 20));
+    let error = vendor.0.mount(&inline("u1", json!({"driver": DRIVER}))).await.unwrap_err();
+    assert!(error.contains("init command printed no valid answer"), "{error}");
+    // A long answer counts as a whole.
+    let padding = " ".repeat(100_000);
+    vendor.answer("mount", &format!("{padding}{OK}"));
+    vendor.install(&SCRIPT.replace("exit 0", "sleep 5 &\nexit 0"));
+    vendor.0.mount(&inline("u1", json!({"driver": DRIVER}))).await.unwrap();
+    vendor.0.remove("u1").await;
+    vendor.0.assert_clean();
+}
+
+/// Another driver's volumes do not wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn flex_driver_that_hangs_delays_no_other_as_root() {
+    let vendor = Vendor::start(&[NO_ATTACH, ("mount", OK), ("unmount", OK)]).await;
+    let hangs = vendor.0.root.write("flex/hangs/hangs", "#!/bin/sh\nsleep 600\n");
+    fs::set_permissions(&hangs, fs::Permissions::from_mode(0o755)).unwrap();
+    let (volumes, pod) = (vendor.0.volumes.clone(), inline("u1", json!({"driver": "hangs"})));
+    let hanging = tokio::spawn(async move { volumes.mount(&pod).await.map(drop) });
+    wait_until(LIMIT, "it is initialised", async || {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let mut lines = processes.filter_map(|one| fs::read(one.path().join("cmdline")).ok());
+        let program = hangs.display().to_string();
+        match lines.any(|line| String::from_utf8_lossy(&line).contains(&program)) {
+            true => Ok(()),
+            false => Err("not yet"),
+        }
+    })
+    .await
+    .unwrap();
+    vendor.0.mount(&inline("u2", json!({"driver": DRIVER}))).await.unwrap();
+    assert!(!hanging.is_finished());
+    vendor.0.remove("u2").await;
+    hanging.await.unwrap().unwrap_err();
+    fs::remove_file(&hangs).unwrap();
+    vendor.0.remove("u1").await;
+    vendor.0.assert_clean();
+}
+
 #[tokio::test]
 async fn flex_drivers_come_and_go_and_change_as_root() {
     let vendor = Vendor::start(&[NO_ATTACH, ("mount", OK), ("unmount", OK)]).await;
@@ -284,7 +479,7 @@ async fn flex_drivers_that_fail_are_named_as_root() {
         vendor.answer("mount", answer);
         assert_eq!(vendor.0.mount(&pod).await.unwrap_err(), format!("{failed}{expected}"));
     }
-    vendor.0.limit(std::time::Duration::from_secs(1));
+    vendor.0.limit(Duration::from_secs(1));
     vendor.install("#!/bin/sh\nyes | head -c 100000\nsleep 60");
     let error = vendor.0.mount(&pod).await.unwrap_err();
     assert!(error.contains("did not end within 1s and was killed") && error.len() < 5000);

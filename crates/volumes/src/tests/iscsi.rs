@@ -1,7 +1,6 @@
 //! Disks of iSCSI targets: an `iscsiadm` that answers from a table, and a real disk behind it.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,12 +164,13 @@ async fn iscsi_failed_steps_are_reported_and_retried_as_root() {
     assert!(error.starts_with(&format!("{failed}Timed out waiting for device at path")), "{error}");
     target.world.root.write("device", &device);
     target.world.mount(&pod).await.unwrap();
-    // A logout that fails is tried again, and until then the pod's directory stays.
+    // A logout that fails is tried again, and the pod does not wait for it.
     target.world.root.write("refuse", "--logout\n");
-    target.world.volumes.remove_pod("u1").await.unwrap_err();
-    assert!(Path::new(&target.world.node("pods/u1")).exists());
-    target.world.root.write("refuse", "");
     target.world.remove("u1").await;
+    assert_eq!(target.world.users().len(), 1, "in use by the node");
+    target.world.root.write("refuse", "");
+    target.world.until_unused().await;
+    assert!(!target.path("session").exists());
     target.world.assert_clean();
 }
 
@@ -208,10 +208,12 @@ async fn iscsi_block_volume_is_mapped_and_unmapped_as_root() {
     assert!(target.world.mounted().contains(&bound), "{:?}", target.world.mounted());
     // A logout that fails is tried again, be it by another daemon.
     target.world.root.write("refuse", "--logout\n");
-    target.world.volumes.remove_pod("u1").await.unwrap_err();
-    target.world.root.write("refuse", "");
-    target.world.restart();
     target.world.remove("u1").await;
+    target.world.restart();
+    target.world.volumes.clone().unstage_unused().await;
+    assert_eq!(target.world.users().len(), 1, "in use by the node");
+    target.world.root.write("refuse", "");
+    target.world.until_unused().await;
     assert!(!target.path("session").exists());
     target.world.assert_clean();
 }
@@ -259,5 +261,60 @@ async fn iscsi_waits_for_attachment_by_the_controller_as_root() {
     target.world.restart();
     target.world.mount(&pod).await.unwrap();
     target.world.remove("u1").await;
+    target.world.assert_clean();
+}
+
+/// All portals that work are used. The device of multipath appears after the paths, and is removed before them.
+#[tokio::test]
+async fn iscsi_disk_with_several_portals_is_used_through_multipath_as_root() {
+    let target = Target::start().await;
+    let disk = read(target.path("device"));
+    let name = disk.rsplit('/').next().unwrap().to_owned();
+    // A login at a portal lets the disk show up by that.
+    let sessions = r#"
+here="${0%/bin/iscsiadm}"
+echo "$*" >>"$here/asked"
+portal="$(echo "$*" | sed -n 's/.*-p \([^ ]*\) .*/\1/p')"
+link="$here/by-path/ip-$portal-iscsi-iqn.2020-01.org.example:disk-lun-0"
+case "$*" in
+*10.0.0.3*--discover) echo "iscsiadm: no route" >&2; exit 8 ;;
+*10.0.0.3*--logout) exit 21 ;;
+"-m iface"*show) echo "iface.iscsi_ifacename = default" ;;
+"-m session")
+    [ -s "$here/sessions" ] || exit 21
+    n=0
+    while read -r one; do n=$((n + 1)); echo "tcp: [$n] $one,1 iqn.2020-01.org.example:disk (non-flash)"; done <"$here/sessions" ;;
+*--login) echo "$portal" >>"$here/sessions"; ln -sf "$(cat "$here/device")" "$link" ;;
+*--logout) rm "$link" ;;
+esac
+exit 0
+"#;
+    target.world.tool("iscsiadm", sessions);
+    let flush = "here=\"${0%/bin/multipath}\"\necho \"multipath $*\" >>\"$here/asked\"";
+    target.world.tool("multipath", flush);
+    std::os::unix::fs::symlink(&disk, target.path("dev/dm-0")).unwrap();
+    target.claim(json!({"portals": ["10.0.0.3", "10.0.0.2"]}));
+    target.world.root.write(&format!("sys/block/dm-0/slaves/{name}"), "");
+    let pod = pod_with("u1", &["a"], json!({}));
+    target.world.mount(&pod).await.unwrap();
+    let asked = read(target.path("asked"));
+    for portal in ["10.0.0.1:3260", PORTAL, "10.0.0.2:3260"] {
+        assert!(asked.contains(&format!("-p {portal} -T {IQN} -I default --login")), "{asked}");
+    }
+    let table = read("/proc/self/mountinfo");
+    let global = target.world.node("plugins/kubernetes.io/iscsi/iface-default");
+    let is_global = |line: &&str| line.contains(global.to_str().unwrap());
+    let mounted = table.lines().find(is_global).unwrap();
+    assert!(mounted.contains("/dev/dm-0 ") || mounted.contains(&disk), "{mounted}");
+    // Attached is attached: the portal that failed is left alone.
+    fs::write(target.path("asked"), "").unwrap();
+    target.world.mount(&pod).await.unwrap();
+    assert_eq!(read(target.path("asked")), "");
+    target.world.remove("u1").await;
+    let asked = read(target.path("asked"));
+    let flushed = format!("multipath -f {}", target.path("dev/dm-0").display());
+    let first = asked.lines().next();
+    assert_eq!(first, Some(flushed.as_str()), "{asked}");
+    assert_eq!(asked.matches("--logout").count(), 3, "{asked}");
     target.world.assert_clean();
 }

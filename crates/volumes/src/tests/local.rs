@@ -228,3 +228,34 @@ async fn local_volumes_below_a_symlinked_root_directory_as_root() {
     assert_eq!(world.root.mounts(), Vec::<std::path::PathBuf>::new());
     world.assert_clean();
 }
+
+/// The file system of a device grows with its PersistentVolume; a directory has no size of its own.
+#[tokio::test]
+async fn local_volume_is_expanded_as_root() {
+    let world = World::start().await;
+    let file = world.root.join("disk");
+    let disk = Disk::new(&file);
+    world.root.write("data/file", "x");
+    let pod = pod_with("u1", &["a", "b"], json!({}));
+    let sources =
+        [disk.device.clone(), world.root.join("data")].map(|path| local(&path, &json!({})));
+    for (name, source) in ["a", "b"].iter().zip(&sources) {
+        world.claim(name, source.clone());
+    }
+    let path = world.mount(&pod).await.unwrap()["a"].path.clone();
+    let size = || statvfs(&path).unwrap().blocks();
+    let before = size();
+    disk.grow(&file, 64 << 20);
+    for (name, source) in ["a", "b"].iter().zip(sources) {
+        world.enlarge(name, source, ["16Mi", "64Mi"]);
+    }
+    let can_resize = world.can_resize();
+    world.mount(&pod).await.unwrap();
+    match can_resize {
+        true => assert!(size() > 3 * before, "{} after {before}", size()),
+        false => assert_eq!(read(world.root.join("resized")).trim(), disk.device.to_str().unwrap()),
+    }
+    assert_eq!([world.claim_size("a"), world.claim_size("b")], ["64Mi", "64Mi"]);
+    world.remove("u1").await;
+    world.assert_clean();
+}

@@ -18,6 +18,7 @@ use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_client::objects::fake::FakeApi;
 use longshore_client::objects::{Detection, Objects};
 use longshore_metrics::Registry;
+use longshore_testkit::wait_until;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -96,6 +97,19 @@ impl World {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
+    /// Whether mounted file systems can be made larger: the kernel wants CAP_SYS_RESOURCE for that. Without it
+    /// `resize2fs` only notes its device in `resized`.
+    pub(super) fn can_resize(&self) -> bool {
+        const SYS_RESOURCE: u64 = 1 << 24;
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:\t")).unwrap();
+        let is_capable = u64::from_str_radix(effective, 16).unwrap() & SYS_RESOURCE != 0;
+        if !is_capable {
+            self.tool("resize2fs", "echo \"$*\" >>\"${0%/bin/resize2fs}/resized\"");
+        }
+        is_capable
+    }
+
     /// A claim `c-<name>` that is bound to a volume `pv-<name>` of that spec.
     pub(super) fn claim(&self, name: &str, volume: Value) {
         let mut spec = volume;
@@ -107,6 +121,29 @@ impl World {
             "spec": {"volumeName": format!("pv-{name}")}, "status": {"phase": "Bound"},
         });
         self.put_claim(name, claim);
+    }
+
+    /// That claim has become larger since its volume was made, as its controller says, and the volume too.
+    pub(super) fn enlarge(&self, name: &str, volume: Value, sizes: [&str; 2]) {
+        let [before, now] = sizes;
+        let mut spec = volume;
+        spec["capacity"] = json!({"storage": now});
+        self.claim(name, spec);
+        self.put_claim(name, json!({
+            "metadata": {"name": format!("c-{name}"), "namespace": "ns", "uid": format!("uid-{name}")},
+            "spec": {"volumeName": format!("pv-{name}")},
+            "status": {
+                "phase": "Bound", "capacity": {"storage": before},
+                "allocatedResources": {"storage": now},
+                "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+            },
+        }));
+    }
+
+    /// The size in the status of a claim.
+    pub(super) fn claim_size(&self, name: &str) -> Value {
+        let path = format!("/api/v1/namespaces/ns/persistentvolumeclaims/c-{name}");
+        self.api.object(&path).unwrap()["status"]["capacity"]["storage"].clone()
     }
 
     pub(super) fn put_claim(&self, name: &str, claim: Value) {
@@ -154,6 +191,15 @@ impl World {
         self.volumes.devices().in_use().borrow().users().clone()
     }
 
+    /// Waits until neither a pod nor the node itself uses a device.
+    pub(super) async fn until_unused(&self) {
+        let unused = async || match self.users() {
+            users if users.is_empty() => Ok(()),
+            users => Err(format!("{users:?}")),
+        };
+        wait_until(LIMIT, "no device is in use", unused).await.unwrap();
+    }
+
     /// Nothing is left of any pod or device.
     pub(super) fn assert_clean(&self) {
         assert_eq!(self.mounted(), BTreeSet::new());
@@ -196,6 +242,7 @@ pub(super) fn open(
         dev: root.join("dev"),
         sys: root.join("sys"),
         device_timeout: Duration::from_secs(2),
+        multipath_timeout: Duration::from_secs(2),
     };
     volumes
 }
@@ -226,6 +273,13 @@ impl Disk {
         let output = Command::new("losetup").args(["-f", "--show"]).arg(file).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         Self { device: String::from_utf8(output.stdout).unwrap().trim().into() }
+    }
+
+    /// Makes it larger, on the file that it was made of.
+    pub(super) fn grow(&self, file: &Path, size: u64) {
+        fs::File::options().write(true).open(file).unwrap().set_len(size).unwrap();
+        let grown = Command::new("losetup").arg("-c").arg(&self.device).status().unwrap();
+        assert!(grown.success());
     }
 }
 

@@ -135,6 +135,21 @@ fn certificate_store_keeps_each_pair_and_links_to_the_last() {
     assert!(store.current().unwrap().is_some(), "the old one stays");
 }
 
+/// A signer may give those that vouch for it along: they are kept, and a change of them is one of the pair.
+#[test]
+fn certificate_store_keeps_a_chain_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(root.path(), "kubelet-client").unwrap();
+    let ((certificate, key), issuer) = (issued(-HOUR, HOUR), issued(-HOUR, HOUR).0);
+    let whole = store.update(&format!("{certificate}{issuer}"), &key, Timestamp::UNIX_EPOCH);
+    let text = fs::read_to_string(store.current_path()).unwrap();
+    let places = [&certificate, &issuer, &key].map(|part| text.find(part.trim()).unwrap());
+    assert!(places.is_sorted(), "{text}");
+    let later = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(1);
+    let alone = store.update(&certificate, &key, later);
+    assert_ne!(alone.unwrap(), whole.unwrap());
+}
+
 /// Each state after a kill within an update; the next start has a whole pair.
 #[test]
 fn certificate_store_survives_an_interrupted_update() {

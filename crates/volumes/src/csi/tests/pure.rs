@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 
 use super::super::attach::{AttachmentState, attachment_state};
 use super::super::context::expiration;
-use super::super::expand::{StatusUpdate, Step, bytes, required_step};
 use super::super::paths::{
     BlockVolumePaths, VolumePaths, attachment_name, device_name, inline_handle,
 };
 use super::super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
 use super::super::stats::from_response;
 use super::super::vol_data::{FILE, VolData};
+use crate::expansion::{StatusUpdate, Step, bytes, required_step};
 use crate::selinux::file_label;
 use crate::{Condition, VolumeStats};
 

@@ -1,6 +1,6 @@
 //! Online expansion of volumes. A node may read its pods' claims but not watch them, so a claim is
 //! polled, as a Go kubelet does with every sync of the pod; and more often during a resize. Only
-//! for drivers that support expansion on the node.
+//! for volumes that are expanded on the node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,42 +13,51 @@ use longshore_client::{Item, object};
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::api::within;
-use super::expand::{self, Expansion, bytes};
-use super::request::Volume;
+use super::{Expand, Expansion, STORAGE, bytes, claim};
 use crate::error::{Error, csi as error};
-use crate::persistent::{Persistent, PersistentSource};
+use crate::persistent::Persistent;
 use crate::state::State;
-use crate::state::csi::BackgroundTask;
+use crate::state::csi::{BackgroundTask, within};
 use crate::task::Task;
 
 /// Initial poll interval of a claim that requests a resize; it increases.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
+/// A kind of volumes that are made larger while pods use them.
+pub(crate) trait Kind: Send + Sync + 'static {
+    /// Makes the volume, which has that size on the node, as large as its claim requires.
+    fn expand(
+        task: &Task<'_>,
+        claim: PersistentVolumeClaim,
+        node_size: i128,
+    ) -> impl Future<Output = Result<Expansion, Error>> + Send;
+}
+
 /// Starts to follow the claim of a volume that is set up for a pod, until it is torn down.
-pub(super) fn start(task: &Task<'_>, volume: &Volume<'_>, expansion: Expansion) {
+pub(crate) fn start<K: Kind>(task: &Task<'_>, volume: &impl Expand, expansion: Expansion) {
     let (persistent, sizes) = (task.persistent, &task.node.csi.sizes);
     let Some(capacity) = &persistent.capacity else { return };
-    if persistent.read_only || persistent.claim.is_none() || !volume.capabilities.expand {
+    if persistent.read_only || persistent.claim.is_none() || volume.unsupported().is_some() {
         return;
     }
+    let device = volume.device();
     match &expansion {
-        Expansion::Expanded(size) => sizes.set(&volume.device, bytes(size)),
-        Expansion::NotNeeded => sizes.insert_initial(&volume.device, bytes(capacity)),
+        Expansion::Expanded(size) => sizes.set(device, bytes(size)),
+        Expansion::NotNeeded => sizes.insert_initial(device, bytes(capacity)),
         Expansion::Pending | Expansion::OfflineOnly => {
             let claim_size = persistent.claim_capacity.as_ref().map_or(0, bytes);
-            sizes.insert_initial(&volume.device, claim_size);
+            sizes.insert_initial(device, claim_size);
         }
     }
     let follower = ClaimFollower {
         node: Arc::clone(task.node),
         pod: task.pod.clone(),
         persistent: persistent.clone(),
-        device: volume.device.clone(),
+        device: device.to_owned(),
         offline_only_size: (expansion == Expansion::OfflineOnly).then(|| bytes(capacity)),
         seen: None,
     };
-    let following = tokio::spawn(panics::contain(follower.run())).abort_handle();
+    let following = tokio::spawn(panics::contain(follower.run::<K>())).abort_handle();
     task.node.csi.set_background_task(
         task.uid(),
         &persistent.spec_name,
@@ -79,12 +88,12 @@ enum NextPoll {
 }
 
 impl ClaimFollower {
-    async fn run(mut self) {
+    async fn run<K: Kind>(mut self) {
         let longest = self.node.csi.claim_poll_interval;
         let (mut pause, mut last_error) = (longest, None);
         loop {
             sleep(pause).await;
-            let next = match self.claim_poll_interval(&mut last_error).await {
+            let next = match self.claim_poll_interval::<K>(&mut last_error).await {
                 Ok(next) => next,
                 Err(error) => {
                     debug!(volume = self.persistent.spec_name, "failed to read the claim: {error}");
@@ -99,11 +108,11 @@ impl ClaimFollower {
         }
     }
 
-    async fn claim_poll_interval(
+    async fn claim_poll_interval<K: Kind>(
         &mut self,
         last_error: &mut Option<String>,
     ) -> Result<NextPoll, Error> {
-        let claim = expand::claim(&self.node, &self.pod, &self.persistent).await?;
+        let claim = claim(&self.node, &self.pod, &self.persistent).await?;
         let Some(claim) = claim else { return Ok(NextPoll::Idle) };
         // The PersistentVolume may have been changed without the claim.
         self.persistent.capacity = self.capacity().await?;
@@ -114,7 +123,7 @@ impl ClaimFollower {
         let version = claim.metadata.resource_version.clone();
         let is_new = self.seen != version;
         self.seen = version;
-        match self.expand_to_capacity(claim, has).await {
+        match self.expand_to_capacity::<K>(claim, has).await {
             Ok(()) => *last_error = None,
             Err(error) => {
                 let error = error.to_string();
@@ -129,7 +138,7 @@ impl ClaimFollower {
     }
 
     /// Expands the volume to the capacity of its PersistentVolume.
-    async fn expand_to_capacity(
+    async fn expand_to_capacity<K: Kind>(
         &mut self,
         claim: PersistentVolumeClaim,
         size: i128,
@@ -139,10 +148,8 @@ impl ClaimFollower {
         if size <= node_size || self.offline_only_size == Some(size) {
             return Ok(());
         }
-        let PersistentSource::Csi(source) = &self.persistent.source else { return Ok(()) };
         let task = Task { node: &self.node, pod: &self.pod, persistent: &self.persistent };
-        let volume = Volume::persistent(&task, source).await?;
-        match expand::expand_to(&task, &volume, claim, Some(node_size)).await? {
+        match K::expand(&task, claim, node_size).await? {
             Expansion::Expanded(size) => self.node.csi.sizes.set(&self.device, bytes(&size)),
             Expansion::OfflineOnly => self.offline_only_size = Some(size),
             Expansion::NotNeeded | Expansion::Pending => {}
@@ -158,7 +165,7 @@ impl ClaimFollower {
         let failed = |reason| error::Error::Api { action: action(), reason };
         let volume = within(object(api.get(name))).await.map_err(failed)?;
         let mut amounts = volume.spec.and_then(|spec| spec.capacity).unwrap_or_default();
-        Ok(amounts.remove(expand::STORAGE))
+        Ok(amounts.remove(STORAGE))
     }
 }
 
@@ -168,5 +175,5 @@ fn requested_size(claim: &PersistentVolumeClaim) -> i128 {
     let asked = asked.and_then(|resources| resources.requests.as_ref());
     let claim_size = claim.status.as_ref().and_then(|status| status.capacity.as_ref());
     let sizes = [asked, claim_size].into_iter().flatten();
-    sizes.filter_map(|amounts| amounts.get(expand::STORAGE)).map(bytes).max().unwrap_or(0)
+    sizes.filter_map(|amounts| amounts.get(STORAGE)).map(bytes).max().unwrap_or(0)
 }
