@@ -5,8 +5,11 @@ use longshore_gates::{FeatureGates, Missing, NODE_DECLARED_FEATURES};
 /// stdout or stderr of a container may be requested alone.
 pub(crate) const SPLIT_LOG_STREAMS: &str = "PodLogsQuerySplitStreams";
 
+/// Pods have certificates: PodCertificateRequests can be served.
+pub(crate) const POD_CERTIFICATES: &str = "PodCertificateRequest";
+
 /// Those that are read.
-const READ: [&str; 2] = [NODE_DECLARED_FEATURES, SPLIT_LOG_STREAMS];
+const READ: [&str; 3] = [NODE_DECLARED_FEATURES, SPLIT_LOG_STREAMS, POD_CERTIFICATES];
 
 const MISSING: [Missing; 2] = [
     (
