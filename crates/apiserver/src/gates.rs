@@ -8,8 +8,12 @@ pub(crate) const SPLIT_LOG_STREAMS: &str = "PodLogsQuerySplitStreams";
 /// Pods have certificates: PodCertificateRequests can be served.
 pub(crate) const POD_CERTIFICATES: &str = "PodCertificateRequest";
 
+/// The controller that publishes trust bundles has a role. The bundles are always served.
+const TRUST_BUNDLES: &str = "ClusterTrustBundle";
+
 /// Those that are read.
-const READ: [&str; 3] = [NODE_DECLARED_FEATURES, SPLIT_LOG_STREAMS, POD_CERTIFICATES];
+const READ: [&str; 4] =
+    [NODE_DECLARED_FEATURES, POD_CERTIFICATES, SPLIT_LOG_STREAMS, TRUST_BUNDLES];
 
 const MISSING: [Missing; 2] = [
     (

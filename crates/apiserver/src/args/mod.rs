@@ -263,8 +263,8 @@ pub struct ServeArgs {
     /// An AdmissionConfiguration with configurations of plugins
     #[arg(long, value_name = "FILE")]
     pub admission_control_config_file: Option<PathBuf>,
-    /// Feature gates; those with an effect here are NodeDeclaredFeatures, PodCertificateRequest and
-    /// PodLogsQuerySplitStreams
+    /// Feature gates; those with an effect here are ClusterTrustBundle, NodeDeclaredFeatures,
+    /// PodCertificateRequest and PodLogsQuerySplitStreams
     #[arg(long, value_name = "NAME=BOOL,…", default_value = "", hide_default_value = true,
         value_parser = crate::gates::parse)]
     pub feature_gates: FeatureGates,

@@ -1,4 +1,4 @@
-//! The roles and bindings that every cluster starts with, from `data/rbac.json`.
+//! The roles and bindings that every cluster starts with, from `data/rbac.json`: some with a feature gate.
 
 use std::collections::BTreeMap;
 
