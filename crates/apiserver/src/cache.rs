@@ -44,12 +44,16 @@ impl<T: Index> Cache<T> {
     pub(crate) fn new(group: &str, plural: &str) -> Result<Cache<T>, StatusError> {
         let resource = lookup(group, "v1", plural)
             .ok_or_else(|| StatusError::internal(format!("no resource {plural}")))?;
-        Ok(Cache {
+        Ok(Cache::of(resource))
+    }
+
+    pub(crate) fn of(resource: &'static Resource) -> Cache<T> {
+        Cache {
             resource,
             index: RwLock::default(),
             loaded: AtomicI64::new(0),
             seen: watch::Sender::new(0),
-        })
+        }
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {

@@ -1,5 +1,5 @@
 //! The custom kinds that are served now: a snapshot that changes as definitions do, beside the table of
-//! built-in kinds.
+//! built-in kinds. Built-in kinds that are off by default, and were switched on, are in it too.
 //!
 //! A row of the table lives as long as the process, since requests and watches refer to it: what differs
 //! in its names is another row, about 500 bytes, and one that comes back is used again. What is large, the
@@ -20,7 +20,7 @@ use crate::kinds::{self, custom_resource_definition as crd};
 use crate::object;
 use crate::schema::value::{items, text};
 
-/// The custom kinds at one time.
+/// The kinds at one time that are not always served.
 #[derive(Default)]
 pub(crate) struct Snapshot {
     /// By group and version, the preferred versions first.
@@ -35,6 +35,11 @@ impl Snapshot {
     /// All of them.
     pub(crate) fn resources(&self) -> &[&'static Resource] {
         &self.resources
+    }
+
+    fn put(&mut self, resource: &'static Resource) {
+        self.resources.push(resource);
+        self.by_path.insert((resource.group, resource.version, resource.plural), resource);
     }
 
     /// The index of the documents of OpenAPI 3.
@@ -91,14 +96,23 @@ pub(crate) struct Entry {
     rows: Vec<Row>,
 }
 
-/// The custom kinds, as definitions change.
+/// The kinds that are not always served, as definitions change.
 #[derive(Default)]
 pub(crate) struct Definitions {
+    /// Those of this server's own.
+    optional: Vec<&'static Resource>,
     current: RwLock<Arc<Snapshot>>,
     rows: Mutex<HashMap<Row, &'static Resource>>,
 }
 
 impl Definitions {
+    /// With these kinds of the server's own, and no custom one yet.
+    pub(crate) fn new(optional: Vec<&'static Resource>) -> Definitions {
+        let definitions = Definitions { optional, ..Definitions::default() };
+        definitions.replace(&[]);
+        definitions
+    }
+
     /// The kinds at this time.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         self.current.read().clone()
@@ -107,6 +121,9 @@ impl Definitions {
     /// Serves these definitions from now on. Returns the resources that are not served any more.
     pub(crate) fn replace(&self, entries: &[&Entry]) -> Vec<&'static Resource> {
         let mut next = Snapshot::default();
+        for resource in &self.optional {
+            next.put(resource);
+        }
         let mut rows = self.rows.lock();
         for entry in entries {
             let mut resource_of = |row: &Row| -> &'static Resource {
@@ -121,8 +138,7 @@ impl Definitions {
                 if let Some(live) = resource.custom {
                     live.set(entry.definition.clone(), versions.clone());
                 }
-                next.resources.push(resource);
-                next.by_path.insert((resource.group, resource.version, resource.plural), resource);
+                next.put(resource);
             }
         }
         drop(rows);
@@ -327,7 +343,7 @@ pub(crate) fn is_in_effect(definition: &Value) -> bool {
 pub(crate) fn is_built_in(definition: &Value) -> bool {
     let spec = &definition["spec"];
     let (group, plural) = (text(&spec["group"]), text(&spec["names"]["plural"]));
-    kinds::resources().any(|resource| resource.group == group && resource.plural == plural)
+    kinds::built_in().any(|resource| resource.group == group && resource.plural == plural)
 }
 
 #[cfg(test)]

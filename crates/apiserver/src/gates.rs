@@ -5,8 +5,15 @@ use longshore_gates::{FeatureGates, Missing, NODE_DECLARED_FEATURES};
 /// stdout or stderr of a container may be requested alone.
 pub(crate) const SPLIT_LOG_STREAMS: &str = "PodLogsQuerySplitStreams";
 
+/// Pods have certificates: PodCertificateRequests can be served.
+pub(crate) const POD_CERTIFICATES: &str = "PodCertificateRequest";
+
+/// The controller that publishes trust bundles has a role. The bundles are always served.
+const TRUST_BUNDLES: &str = "ClusterTrustBundle";
+
 /// Those that are read.
-const READ: [&str; 2] = [NODE_DECLARED_FEATURES, SPLIT_LOG_STREAMS];
+const READ: [&str; 4] =
+    [NODE_DECLARED_FEATURES, POD_CERTIFICATES, SPLIT_LOG_STREAMS, TRUST_BUNDLES];
 
 const MISSING: [Missing; 2] = [
     (

@@ -42,6 +42,7 @@ mod remote;
 mod request_metrics;
 mod response_body;
 mod routes;
+mod runtime_config;
 pub mod schema;
 pub mod selector;
 mod service_resolver;
@@ -91,6 +92,7 @@ pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use longshore_gates::FeatureGates;
 pub use registry::StorageMediaType;
 pub use routes::PagesConfig;
+pub use runtime_config::RuntimeConfig;
 pub use snapshots::SnapshotSocket;
 pub use tasks::endpoints::EndpointReconciler;
 pub use tokens::TokenConfig;
@@ -161,6 +163,8 @@ pub struct Config {
     pub authorization: AuthorizationConfig,
     /// Feature gates.
     pub gates: FeatureGates,
+    /// What is served of the API that is off by default.
+    pub runtime_config: RuntimeConfig,
     /// The limits of requests in flight.
     pub requests: RequestLimits,
     /// How long a request may take that is no watch and opens no connection.
@@ -330,10 +334,11 @@ impl Server {
         let webhooks =
             Webhooks::new(client(mutating_webhooks.clone()), client(validating_webhooks.clone()))?;
         let converter = Arc::new(WebhookConverter::new(client(HostCredentials::default())));
-        let authorizer = Authorizer::new(config.authorization)
+        let authorizer = Authorizer::new(config.authorization, &config.gates)
             .map_err(|error| Error::Authorization(error.message))?;
         let authorizer = Arc::new(authorizer);
-        let definitions = Arc::new(Definitions::default());
+        let optional = config.runtime_config.optional(&config.gates);
+        let definitions = Arc::new(Definitions::new(optional));
         let policies = Policies::new(authorizer.clone(), definitions.clone())?;
         let api = Arc::new(Api {
             chain: Chain::new(policies, webhooks),

@@ -29,6 +29,7 @@ mod limits;
 mod linearizability;
 mod logs;
 mod objects;
+mod pod_certificates;
 mod pod_parts;
 mod pod_proxy;
 mod policies;

@@ -2,12 +2,15 @@
 //! issuing the certificate. No files and no API here: the apiserver validates with it, and the
 //! controllers sign.
 //!
-//! Current limitations: keys on curves other than P-256 and P-384 and of RSA below 2048 bits are
-//! refused, since their signatures cannot be checked.
+//! Current limitations: in CertificateSigningRequests, keys on curves other than P-256 and P-384 and of RSA below
+//! 2048 bits are refused, since their signatures cannot be checked. Signatures with SHA-512 of keys on these two
+//! curves are refused everywhere.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 mod authority;
+mod keys;
+mod pod;
 mod request;
 mod signer;
 #[cfg(test)]
@@ -15,5 +18,7 @@ mod signer;
 mod tests;
 
 pub use authority::{Authority, AuthorityError, IssueError};
+pub use keys::{Curve, KeyFault, PublicKey};
+pub use pod::{PodCertificate, PodRequest, is_mail_address};
 pub use request::{Request, RequestError, check_issued};
 pub use signer::{Refusal, Signer};

@@ -331,3 +331,108 @@ fn csr_multiple_organizations_are_groups() {
     let two = make(&[name(user, "jane"), name(user, "system:node:n1")]);
     assert_eq!(two.unwrap_err(), RequestError::CommonNames);
 }
+
+/// Keys, proofs and requests of OpenSSL: name, SubjectPublicKeyInfo, signature of `pod-uid`, PKCS #10.
+const POD_KEYS: &str = include_str!("testdata/pod-keys.tsv");
+
+fn pod_keys() -> Vec<(&'static str, [Vec<u8>; 3])> {
+    let read = |line: &'static str| {
+        let (name, rest) = line.split_once('\t').unwrap();
+        let fields: Vec<_> = rest.split('\t').map(|text| STANDARD.decode(text).unwrap()).collect();
+        (name, fields.try_into().unwrap())
+    };
+    POD_KEYS.lines().map(read).collect()
+}
+
+#[test]
+fn keys_of_pods_prove_their_possession() {
+    for (name, [key, proof, request]) in pod_keys() {
+        let read = PublicKey::from_der(&key).unwrap();
+        let fault = match name {
+            "p224" => Some(KeyFault::Curve(Curve::P224)),
+            "rsa2048" => Some(KeyFault::Bits(2048)),
+            "x25519" => Some(KeyFault::Type),
+            _ => None,
+        };
+        assert_eq!(read.fault(), fault, "{name}");
+        assert_eq!(read.has_proven(b"pod-uid", &proof), fault.is_none(), "{name}");
+        assert!(!read.has_proven(b"pod-uie", &proof), "{name}");
+        for at in [0, proof.len() / 2, proof.len() - 1] {
+            let mut changed = proof.clone();
+            changed[at] ^= 1;
+            assert!(!read.has_proven(b"pod-uid", &changed), "{name} {at}");
+        }
+        for part in [&proof[..proof.len() - 1], &[proof.clone(), vec![0]].concat(), &[]] {
+            assert!(!read.has_proven(b"pod-uid", part), "{name}");
+        }
+        if name == "x25519" {
+            continue;
+        }
+        let asked = PodRequest::from_der(&request).unwrap();
+        assert_eq!(asked.public_key, read, "{name}");
+        // signatures of a curve that no pod may have are not checked
+        assert_eq!(asked.is_signed, name != "p224", "{name}");
+        let mut changed = request.clone();
+        *changed.last_mut().unwrap() ^= 1;
+        let changed = PodRequest::from_der(&changed);
+        assert!(changed.is_none_or(|request| !request.is_signed), "{name}");
+        assert!(PodRequest::from_der(&[&request[..], &[0]].concat()).is_none(), "{name}");
+    }
+}
+
+#[test]
+fn keys_of_pods_that_cannot_be_read() {
+    let (_, [key, ..]) = pod_keys().remove(0);
+    assert!(PublicKey::from_der(&[&key[..], &[0]].concat()).is_none());
+    assert!(PublicKey::from_der(&key[..key.len() - 1]).is_none());
+    for bytes in [&[][..], b"key", &[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]] {
+        assert!(PublicKey::from_der(bytes).is_none());
+        assert!(PodRequest::from_der(bytes).is_none());
+        assert!(PodCertificate::from_der(bytes).is_none());
+    }
+}
+
+#[test]
+fn certificates_of_pods_are_read() {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
+    let email = rcgen::SanType::Rfc822Name("a@example.com".try_into().unwrap());
+    params.subject_alt_names.push(email);
+    params.not_before = rcgen::date_time_ymd(2026, 1, 1);
+    params.not_after = rcgen::date_time_ymd(2026, 1, 2);
+    let certificate = params.self_signed(&key).unwrap();
+    let expected = PodCertificate {
+        public_key: PublicKey::from_der(&rcgen::PublicKeyData::subject_public_key_info(&key)),
+        not_before: 1_767_225_600,
+        not_after: 1_767_312_000,
+        dns_names: vec!["a.example".to_owned()],
+        emails: vec!["a@example.com".to_owned()],
+    };
+    assert!(expected.public_key.is_some());
+    assert_eq!(PodCertificate::from_der(certificate.der()), Some(expected));
+}
+
+#[test]
+fn mail_addresses() {
+    for (text, expected) in [
+        ("a@example.com", true),
+        ("a.b+c@example", true),
+        ("A B <a@example.com>", true),
+        ("<a@example.com>", true),
+        ("\"a b\"@example.com", true),
+        ("a@[192.0.2.1]", true),
+        ("", false),
+        ("a", false),
+        ("@example.com", false),
+        ("a@", false),
+        ("a b@example.com", false),
+        (".a@example.com", false),
+        ("a..b@example.com", false),
+        ("a@example..com", false),
+        ("a@b@example.com", false),
+        ("<a@example.com", false),
+        ("<<a@example.com>", false),
+    ] {
+        assert_eq!(is_mail_address(text), expected, "{text}");
+    }
+}

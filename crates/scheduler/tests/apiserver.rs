@@ -45,6 +45,7 @@ impl Cluster {
             kubelet_client: None,
             kubelet_ca: None,
             kubelet_address_types: Vec::new(),
+            runtime_config: longshore_apiserver::RuntimeConfig::default(),
             event_ttl: Duration::from_secs(3600),
             compaction_interval: Duration::from_secs(300),
             node_names: Vec::new(),

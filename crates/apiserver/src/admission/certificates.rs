@@ -1,4 +1,4 @@
-//! Authorization for certificate signing requests, beyond the verb: creation, approval and signing.
+//! Authorization for requests for certificates, beyond the verb: creation, approval and signing.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::authz::{Access, Authorizer, ResourceTarget, Target};
 use crate::csr::{Request, Signer};
 use crate::object::{self, child_mut};
 use crate::schema::value::{same, text};
-use crate::status::StatusError;
+use crate::status::{Cause, StatusError};
 use crate::user::{MASTERS, User};
 
 const KIND: &str = "CertificateSigningRequest";
@@ -74,6 +74,34 @@ pub(crate) fn admit_update(
     }
     let why = format!("user not permitted to {verb} requests with signerName {signer:?}");
     Err(StatusError::forbidden(resource, object::name(old), &why))
+}
+
+/// An answer to the request of a pod requires the verb `sign` on the signer. It is refused as a broken rule.
+pub(crate) fn admit_answer(
+    authorizer: &Authorizer,
+    user: &User,
+    resource: &Resource,
+    subresource: &str,
+    new: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    let signer = text(&old["spec"]["signerName"]);
+    if resource.kind != "PodCertificateRequest"
+        || subresource != "status"
+        || same(&new["status"], &old["status"])
+        || may(authorizer, user, "sign", signer)
+    {
+        return Ok(());
+    }
+    let name = &user.name;
+    let cause = Cause {
+        reason: "FieldValueForbidden",
+        message: format!(
+            "Forbidden: User {name:?} is not permitted to \"sign\" for signer {signer:?}"
+        ),
+        field: "spec.signerName".to_owned(),
+    };
+    Err(StatusError::invalid(resource, object::name(old), vec![cause]))
 }
 
 /// A trust bundle of a signer requires the verb `attest` on it.

@@ -49,6 +49,7 @@ pub(crate) async fn mutate_create(
     if let Some(node) = node_name(user) {
         let own = node_restriction::own_node(registry, resource, node).await?;
         node_restriction::admit_create(node, resource, object, own.as_ref())?;
+        node_restriction::admit_pod_certificate(registry, resource, object).await?;
     }
     let ranges = limits::ranges(registry, resource, object::namespace(object)).await?;
     limits::set_defaults(resource, &ranges, object);

@@ -42,6 +42,8 @@ const NODE_SIGNERS: [&str; 2] =
 
 const CLAIM_STATUS: &str = "may only update PVC status";
 
+const POD_CERTIFICATE: &str = "PodCertificateRequest";
+
 type Admitted = Result<(), StatusError>;
 
 fn refuse_if(resource: &Resource, name: &str, fault: Option<String>) -> Admitted {
@@ -102,9 +104,90 @@ pub(crate) fn admit_create(
             "CertificateSigningRequest" => signing_request_fault(node, &new["spec"]),
             "PersistentVolumeClaim" => Some(CLAIM_STATUS.into()),
             "ResourceSlice" => slice_fault(node, new, "create"),
+            POD_CERTIFICATE => foreign_request_fault(node, &new["spec"]),
             _ => None,
         });
     refuse_if(resource, name, fault)
+}
+
+/// A node asks for certificates of its own pods.
+fn foreign_request_fault(node: &str, spec: &Value) -> Option<String> {
+    let named = text(&spec["nodeName"]);
+    (named != node).then(|| {
+        format!("PodCertificateRequest.Spec.NodeName={named:?}, which is not the requesting node {node:?}")
+    })
+}
+
+/// A request for a certificate is for a pod that runs on the node that it names, with its service account. What
+/// differs may be of an earlier life of an object, so that the answer is no refusal: the node may try again.
+pub(crate) async fn admit_pod_certificate(
+    registry: &Registry,
+    resource: &Resource,
+    request: &Value,
+) -> Admitted {
+    if resource.kind != POD_CERTIFICATE {
+        return Ok(());
+    }
+    let (spec, namespace) = (&request["spec"], object::namespace(request));
+    let [node_name, pod_name, account_name] =
+        ["nodeName", "podName", "serviceAccountName"].map(|field| text(&spec[field]));
+    let named = |name: &str| format!("{:?}", format!("{namespace}/{name}"));
+    let (pod_named, account_named) = (named(pod_name), named(account_name));
+    let refuse = |why: String| Err(StatusError::forbidden(resource, object::name(request), &why));
+    let find = async |plural: &str, what: &str, namespace: &str, name: &str, named: &str| {
+        let kind = core(plural)?;
+        registry.find(kind, namespace, name).await?.ok_or_else(|| {
+            let missing = StatusError::not_found(kind, name).message;
+            StatusError::internal_plain(format!(
+                "while retrieving {what} {named} named in the PodCertificateRequest: {missing}"
+            ))
+        })
+    };
+    let differs = |object: &Value, field: &str, why: &dyn Fn(&str, &str) -> String| {
+        let (asked, known) = (text(&spec[field]), object::uid(object));
+        match asked == known {
+            true => Ok(()),
+            false => Err(StatusError::internal_plain(why(asked, known))),
+        }
+    };
+
+    let node = find("nodes", "node", "", node_name, &format!("{node_name:?}")).await?;
+    differs(&node, "nodeUID", &|asked, known| {
+        format!(
+            "PodCertificateRequest for pod {pod_named} names node UID {asked:?}, inconsistent with \
+             the running node ({known:?})"
+        )
+    })?;
+    let pod = find("pods", "pod", namespace, pod_name, &pod_named).await?;
+    differs(&pod, "podUID", &|asked, known| {
+        format!(
+            "PodCertificateRequest for pod {pod_named} contains pod UID ({asked:?}) which differs \
+             from running pod {known:?}"
+        )
+    })?;
+    if text(&pod["spec"]["nodeName"]) != node_name {
+        return refuse(format!(
+            "pod {pod_named} is not running on node {node_name:?} named in the PodCertificateRequest"
+        ));
+    }
+    if is_mirror(&pod) {
+        return refuse(format!("pod {pod_named} is a mirror pod"));
+    }
+    let own = text(&pod["spec"]["serviceAccountName"]);
+    if account_name != own {
+        return refuse(format!(
+            "PodCertificateRequest for pod {pod_named} contains serviceAccountName \
+             ({account_name:?}) that differs from running pod ({own:?})"
+        ));
+    }
+    let what = "service account";
+    let account = find("serviceaccounts", what, namespace, account_name, &account_named).await?;
+    differs(&account, "serviceAccountUID", &|asked, known| {
+        format!(
+            "PodCertificateRequest for pod {pod_named} names service account UID {asked:?}, which \
+             differs from the running service account ({known:?})"
+        )
+    })
 }
 
 /// The authorizer knows nothing of the content of a new slice.
@@ -193,6 +276,7 @@ pub(crate) fn admit_update(
             ("Node", _) => node_fault(node, new, old),
             ("PersistentVolumeClaim", "status") => claim_fault(node, new, old),
             ("PersistentVolumeClaim", _) => Some(CLAIM_STATUS.into()),
+            (POD_CERTIFICATE, _) => Some("unexpected operation UPDATE".to_owned()),
             ("ResourceSlice", _) => {
                 slice_fault(node, old, "update").or_else(|| slice_fault(node, new, "update"))
             }
@@ -288,6 +372,7 @@ pub(crate) fn admit_delete(node: &str, resource: &Resource, old: &Value) -> Admi
             }
             "PersistentVolumeClaim" => Some(CLAIM_STATUS.into()),
             "ResourceSlice" => slice_fault(node, old, "delete"),
+            POD_CERTIFICATE => Some("unexpected operation DELETE".to_owned()),
             _ => None,
         });
     refuse_if(resource, name, fault)

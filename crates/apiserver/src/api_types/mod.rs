@@ -15,6 +15,6 @@ pub use longshore_api_types::{Field, Gvk, Leaf, ListKind, Shape, Type, Types, ty
 pub(crate) use longshore_api_types::{Slot, message};
 pub(crate) use resources::{
     CONNECT, CREATE, NO_COLLECTION_DELETE, PROXY, READ_WRITE, SCALE, core, grouped, review, status,
-    status_of,
+    status_in, status_of,
 };
 pub use resources::{Fields, Resource, Subresource};

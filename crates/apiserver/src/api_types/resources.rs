@@ -39,6 +39,8 @@ pub struct Resource {
     pub fields: Option<Fields>,
     /// The definition of a custom kind.
     pub custom: Option<&'static Live>,
+    /// The feature gate with which a resource is served that is off by default; none: it always is.
+    pub gate: Option<&'static str>,
 }
 
 /// One subresource.
@@ -125,7 +127,12 @@ pub(crate) const fn status(kind: &'static str) -> Subresource {
 }
 
 pub(crate) const fn status_of(group: &'static str, kind: &'static str) -> Subresource {
-    Subresource { name: "status", gvk: Gvk::v1(group, kind), verbs: READ_WRITE }
+    status_in(Gvk::v1(group, kind))
+}
+
+/// The status of objects of this kind.
+pub(crate) const fn status_in(gvk: Gvk) -> Subresource {
+    Subresource { name: "status", gvk, verbs: READ_WRITE }
 }
 
 /// The number of replicas of a workload, read and written without the rest.
@@ -153,6 +160,7 @@ pub(crate) const fn core(
         counts_generation: false,
         fields: None,
         custom: None,
+        gate: None,
     }
 }
 

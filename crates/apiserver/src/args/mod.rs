@@ -34,7 +34,7 @@ use crate::pki::Identity;
 use crate::snapshots::{SNAPSHOT_SOCKET, SnapshotSocket};
 use crate::{
     ConnectionLimits, EndpointReconciler, FeatureGates, Mode, NodePorts, RequestLimits,
-    ServiceRanges, TlsOptions,
+    RuntimeConfig, ServiceRanges, TlsOptions,
 };
 use crate::{Encryption, PagesConfig, StorageMediaType, refuse_encrypted};
 
@@ -263,10 +263,15 @@ pub struct ServeArgs {
     /// An AdmissionConfiguration with configurations of plugins
     #[arg(long, value_name = "FILE")]
     pub admission_control_config_file: Option<PathBuf>,
-    /// Feature gates; those with an effect here are NodeDeclaredFeatures and PodLogsQuerySplitStreams
+    /// Feature gates; those with an effect here are ClusterTrustBundle, NodeDeclaredFeatures,
+    /// PodCertificateRequest and PodLogsQuerySplitStreams
     #[arg(long, value_name = "NAME=BOOL,…", default_value = "", hide_default_value = true,
         value_parser = crate::gates::parse)]
     pub feature_gates: FeatureGates,
+    /// What is served of the API that is off by default: with the feature gate PodCertificateRequest,
+    /// certificates.k8s.io/v1beta1/podcertificaterequests=true
+    #[arg(long, value_name = "KEY=BOOL,…")]
+    pub runtime_config: Vec<RuntimeConfig>,
     /// How long events are kept, such as 1h0m0s
     #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = duration)]
     pub event_ttl: Duration,
@@ -391,6 +396,8 @@ impl ServeArgs {
         }
         self.upstream.warn();
         crate::gates::warn(&self.feature_gates);
+        let runtime_config: RuntimeConfig = self.runtime_config.iter().cloned().collect();
+        runtime_config.warn(&self.feature_gates);
         let (plugins, warnings) = crate::Plugins::choose(
             &self.enable_admission_plugins,
             &self.disable_admission_plugins,
@@ -480,6 +487,7 @@ impl ServeArgs {
             authentication,
             authorization,
             gates: self.feature_gates.clone(),
+            runtime_config,
             requests: RequestLimits {
                 reading: self.max_requests_inflight,
                 mutating: self.max_mutating_requests_inflight,
@@ -837,6 +845,7 @@ mod tests {
             "requestheader-group-headers",
             "requestheader-uid-headers",
             "requestheader-username-headers",
+            "runtime-config",
             "secure-port",
             "service-account-extend-token-expiration",
             "service-account-issuer",

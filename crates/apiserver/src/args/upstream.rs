@@ -91,7 +91,6 @@ const FLAGS: &[Flag] = &[
     ("peer-ca-file", Text, &[""], Ignored("requests are not passed on to other servers")),
     ("permit-address-sharing", Switch, &["false"], Ignored("the port is opened as on a node")),
     ("permit-port-sharing", Switch, &["false"], Ignored("the port is opened as on a node")),
-    ("runtime-config", Text, &["", "api/all=true"], Ignored("what is implemented is served")),
     ("runtime-config-emulation-forward-compatible", Switch, &["false"], VERSIONS),
     (
         "send-retry-after-while-not-ready-once",

@@ -28,6 +28,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use longshore_gates::FeatureGates;
 use parking_lot::RwLock;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio_util::sync::CancellationToken;
@@ -224,7 +225,10 @@ pub(crate) struct Authorizer {
 
 impl Authorizer {
     /// One that knows nothing yet: see [`Authorizer::load`].
-    pub(crate) fn new(config: AuthorizationConfig) -> Result<Authorizer, StatusError> {
+    pub(crate) fn new(
+        config: AuthorizationConfig,
+        gates: &FeatureGates,
+    ) -> Result<Authorizer, StatusError> {
         let modes = config.local();
         let unusable = |why: String| StatusError::internal_plain(why);
         let metrics = Metrics::default();
@@ -241,7 +245,7 @@ impl Authorizer {
             chain: RwLock::new(Arc::new(chain)),
             policies,
             rbac: Rbac::new()?,
-            nodes: NodeAuthorizer::new()?,
+            nodes: NodeAuthorizer::new(gates)?,
             file: config.file.map(followed),
             metrics,
         })

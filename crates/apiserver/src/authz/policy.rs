@@ -1,5 +1,8 @@
-//! The roles and bindings that every cluster starts with, from `data/rbac.json`.
+//! The roles and bindings that every cluster starts with, from `data/rbac.json`: some with a feature gate.
 
+use std::collections::BTreeMap;
+
+use longshore_gates::FeatureGates;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -35,6 +38,9 @@ struct Role<'a> {
     aggregates: Option<&'a str>,
     #[serde(default, borrow)]
     rules: Vec<&'a str>,
+    /// Further rules, by the feature gate that they come with. Without any rule, there is no such role.
+    #[serde(default, borrow)]
+    gated: BTreeMap<&'a str, Vec<&'a str>>,
 }
 
 #[derive(Deserialize)]
@@ -66,21 +72,27 @@ fn rules(lines: &[&str]) -> Vec<Rule> {
 }
 
 /// What every node may do.
-pub(crate) fn node_rules() -> Vec<Rule> {
+pub(crate) fn node_rules(gates: &FeatureGates) -> Vec<Rule> {
     let roles = policy().cluster_roles;
     roles
         .iter()
         .find(|role| role.name == NODE_ROLE)
-        .map(|role| rules(&role.rules))
+        .map(|role| rules(&role.rules(gates)))
         .unwrap_or_default()
 }
 
 /// Every object, with the plural of its resource; roles before bindings.
-pub(crate) fn objects() -> Vec<(&'static str, Value)> {
-    let Policy { cluster_roles, cluster_role_bindings, roles, role_bindings } = policy();
+pub(crate) fn objects(gates: &FeatureGates) -> Vec<(&'static str, Value)> {
+    let Policy { mut cluster_roles, mut cluster_role_bindings, roles, role_bindings } = policy();
+    let is_absent = |role: &Role<'_>| !role.gated.is_empty() && role.rules(gates).is_empty();
+    cluster_role_bindings.retain(|binding| {
+        !cluster_roles.iter().any(|role| role.name == binding.role && is_absent(role))
+    });
+    cluster_roles.retain(|role| !is_absent(role));
     let mut objects = Vec::new();
-    objects.extend(cluster_roles.iter().map(|r| ("clusterroles", r.object("ClusterRole"))));
-    objects.extend(roles.iter().map(|r| ("roles", r.object("Role"))));
+    let of = |role: &Role<'_>, kind| role.object(kind, gates);
+    objects.extend(cluster_roles.iter().map(|r| ("clusterroles", of(r, "ClusterRole"))));
+    objects.extend(roles.iter().map(|r| ("roles", of(r, "Role"))));
     let bindings = cluster_role_bindings.iter();
     objects.extend(
         bindings.map(|b| ("clusterrolebindings", b.object("ClusterRoleBinding", "ClusterRole"))),
@@ -106,8 +118,13 @@ fn object(kind: &str, namespace: &str, name: &str) -> Value {
     object
 }
 
-impl Role<'_> {
-    fn object(&self, kind: &str) -> Value {
+impl<'a> Role<'a> {
+    fn rules(&self, gates: &FeatureGates) -> Vec<&'a str> {
+        let gated = self.gated.iter().filter(|(gate, _)| gates.enabled(gate));
+        self.rules.iter().chain(gated.flat_map(|(_, rules)| rules)).copied().collect()
+    }
+
+    fn object(&self, kind: &str, gates: &FeatureGates) -> Value {
         let mut role = object(kind, self.namespace, self.name);
         let label = |to: &str| format!("{GROUP}/aggregate-to-{to}");
         if let Some(to) = self.aggregate_to {
@@ -117,7 +134,7 @@ impl Role<'_> {
             let selector = json!({"matchLabels": {label(of): "true"}});
             role["aggregationRule"] = json!({"clusterRoleSelectors": [selector]});
         }
-        role["rules"] = rules(&self.rules).iter().map(Rule::to_value).collect();
+        role["rules"] = rules(&self.rules(gates)).iter().map(Rule::to_value).collect();
         role
     }
 }

@@ -37,8 +37,10 @@ fn aggregate(roles: &mut [Value]) {
 
 /// One with the roles that every cluster starts with, and these objects.
 fn authorizer(objects: &[Value]) -> Authorizer {
-    let authorizer = Authorizer::new(vec![Mode::Node, Mode::Rbac].into()).unwrap();
-    let mut all: Vec<Value> = policy::objects().into_iter().map(|(_, object)| object).collect();
+    let gates = FeatureGates::default();
+    let authorizer = Authorizer::new(vec![Mode::Node, Mode::Rbac].into(), &gates).unwrap();
+    let mut all: Vec<Value> =
+        policy::objects(&gates).into_iter().map(|(_, object)| object).collect();
     all.extend_from_slice(objects);
     aggregate(&mut all);
     for object in &all {
@@ -601,7 +603,9 @@ fn rbac_escalation_is_denied() {
 
 #[test]
 fn rbac_bootstrap_policy_is_completed_not_reduced() {
-    let wanted: Vec<Value> = policy::objects().into_iter().map(|(_, object)| object).collect();
+    let gates = "PodCertificateRequest=true".parse().unwrap();
+    let wanted: Vec<Value> =
+        policy::objects(&gates).into_iter().map(|(_, object)| object).collect();
     for object in &wanted {
         assert_eq!(bootstrap::complete(object, object), *object, "{}", object["metadata"]["name"]);
     }
@@ -634,7 +638,8 @@ fn rbac_bootstrap_policy_is_completed_not_reduced() {
 fn modes() {
     let access = |user| Access { user, verb: "get", target: Target::Path("/x") };
     let known = user("a", &[]);
-    let of = |modes: &[Mode]| Authorizer::new(modes.to_vec().into()).unwrap();
+    let of =
+        |modes: &[Mode]| Authorizer::new(modes.to_vec().into(), &FeatureGates::default()).unwrap();
     assert!(of(&[Mode::AlwaysAllow]).decide(&access(&known)).is_allowed());
     assert!(of(&[Mode::AlwaysDeny, Mode::AlwaysAllow]).decide(&access(&known)).is_allowed());
     assert_eq!(

@@ -43,7 +43,8 @@ fn change(config: AuthorizerConfig, with: impl FnOnce(&mut WebhookConfig)) -> Au
 }
 
 fn authorizer(authorizers: Vec<AuthorizerConfig>) -> Authorizer {
-    Authorizer::new(AuthorizationConfig { authorizers, ..AuthorizationConfig::default() }).unwrap()
+    let config = AuthorizationConfig { authorizers, ..AuthorizationConfig::default() };
+    Authorizer::new(config, &FeatureGates::default()).unwrap()
 }
 
 fn user(name: &str) -> User {

@@ -1,8 +1,11 @@
-//! Certificate signing requests and trust bundles as data of the API.
+//! Certificate signing requests, those of pods and trust bundles as data of the API.
 
 mod bundle;
 
-pub(crate) use longshore_csr::{Request, Signer, check_issued};
+pub(crate) use longshore_csr::{
+    Curve, KeyFault, PodCertificate, PodRequest, PublicKey, Request, Signer, check_issued,
+    is_mail_address,
+};
 
 pub(crate) use self::bundle::trust_anchors;
 

@@ -381,7 +381,7 @@ fn stored_resources() -> &'static HashMap<&'static str, (&'static str, &'static 
     static STORED: OnceLock<HashMap<&str, (&str, &str)>> = OnceLock::new();
     STORED.get_or_init(|| {
         let mut stored = HashMap::from(ALLOCATIONS);
-        for resource in kinds::resources().filter(|resource| !resource.storage.is_empty()) {
+        for resource in kinds::built_in().filter(|resource| !resource.storage.is_empty()) {
             let names = (resource.group, resource.plural);
             let known = stored.entry(resource.storage).or_insert(names);
             // events are of the core group, in whatever group they are served

@@ -203,8 +203,8 @@ impl Strategy {
     };
 }
 
-/// Every served kind, by group and then by name.
-pub(crate) static KINDS: &[&Kind] = &[
+/// Every kind, by group and then by name.
+static KINDS: &[&Kind] = &[
     &binding::KIND,
     &component_status::KIND,
     &config_map::KIND,
@@ -246,6 +246,7 @@ pub(crate) static KINDS: &[&Kind] = &[
     &cron_job::KIND,
     &job::KIND,
     &certificates::REQUEST,
+    &certificates::POD_REQUEST,
     &certificates::TRUST_BUNDLE,
     &lease::KIND,
     &lease::CANDIDATE,
@@ -277,12 +278,22 @@ pub(crate) static KINDS: &[&Kind] = &[
     &storage::ATTRIBUTES_CLASS,
 ];
 
-/// Every served resource, by group and then by name.
-pub fn resources() -> impl Iterator<Item = &'static Resource> + Clone {
+/// Every resource of this server's own, by group and then by name, whether it is served or not.
+pub(crate) fn built_in() -> impl Iterator<Item = &'static Resource> + Clone {
     KINDS.iter().map(|kind| &kind.resource)
 }
 
-/// The resource served under this group, version and plural.
+/// Every resource that is always served, by group and then by name.
+pub fn resources() -> impl Iterator<Item = &'static Resource> + Clone {
+    built_in().filter(|resource| resource.gate.is_none())
+}
+
+/// Those that are off by default, by group and then by name.
+pub(crate) fn optional() -> impl Iterator<Item = &'static Resource> + Clone {
+    built_in().filter(|resource| resource.gate.is_some())
+}
+
+/// The resource that is always served under this group, version and plural.
 #[must_use]
 pub fn lookup(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
     resources().find(|r| r.plural == plural && r.group == group && r.version == version)
@@ -291,7 +302,7 @@ pub fn lookup(group: &str, version: &str, plural: &str) -> Option<&'static Resou
 /// The resource whose objects say this of themselves.
 pub(crate) fn of_kind(api_version: &str, kind: &str) -> Option<&'static Resource> {
     let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
-    resources().find(|r| r.kind == kind && r.version == version && r.group == group)
+    built_in().find(|r| r.kind == kind && r.version == version && r.group == group)
 }
 
 /// A resource of the core group that this crate itself works with.

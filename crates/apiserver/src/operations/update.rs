@@ -177,6 +177,14 @@ impl Api {
                                     let said = kinds::strategy(resource).warnings;
                                     warnings.extend(said(&new, Some(current)));
                                 }
+                                certificates::admit_answer(
+                                    &self.authorizer,
+                                    request.user,
+                                    resource,
+                                    subresource,
+                                    &new,
+                                    current,
+                                )?;
                                 self.authorizer.admit_grant(
                                     request.user,
                                     resource,

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use hyper::{Method, Uri};
 use proptest::prelude::*;
@@ -8,8 +9,8 @@ use proptest::prelude::*;
 use super::request::RequestLine;
 use super::served;
 use crate::authz::Target;
-use crate::definitions::Snapshot;
-use crate::kinds::resources;
+use crate::definitions::{Definitions, Snapshot};
+use crate::kinds::{built_in, optional};
 
 fn parse(method: &Method, uri: &str) -> Result<RequestLine, u16> {
     RequestLine::parse(method, &uri.parse::<Uri>().unwrap()).map_err(|error| error.code)
@@ -32,14 +33,13 @@ fn line(method: &Method, uri: &str) -> String {
 }
 
 /// 200 for what is served, or the code of the refusal before anything is authorized.
-fn served(method: &Method, uri: &str) -> u16 {
+fn served(snapshot: &Snapshot, method: &Method, uri: &str) -> u16 {
     let line = match parse(method, uri) {
         Ok(line) => line,
         Err(code) => return code,
     };
-    line.resource.map_or(200, |path| {
-        served::route(&Snapshot::default(), &path, method).map_or_else(|e| e.code, |_| 200)
-    })
+    line.resource
+        .map_or(200, |path| served::route(snapshot, &path, method).map_or_else(|e| e.code, |_| 200))
 }
 
 #[test]
@@ -162,19 +162,17 @@ fn authorization_of_selectors() {
     }
 }
 
-/// Resources of upstream's groups that this server does not have.
-const ABSENT: [&str; 1] = ["podcertificaterequests"];
-
-/// Upstream's paths and methods, but for those of [`ABSENT`] resources.
+/// Upstream's paths and methods.
 fn upstreams_paths() -> BTreeMap<&'static str, Vec<&'static str>> {
     let lines = include_str!("../../tests/data/paths-1.36.txt").lines();
     let lines = lines.filter(|line| !line.starts_with('#'));
     let paths = lines.map(|line| line.split_once(' ').expect("path and methods"));
-    let is_absent = |path: &str| path.split('/').any(|part| ABSENT.contains(&part));
-    paths
-        .filter(|(path, _)| !is_absent(path))
-        .map(|(path, methods)| (path, methods.split(',').collect()))
-        .collect()
+    paths.map(|(path, methods)| (path, methods.split(',').collect())).collect()
+}
+
+/// With everything that is off by default.
+fn all() -> Arc<Snapshot> {
+    Definitions::new(optional().collect()).snapshot()
 }
 
 /// CVE-2019-11247: the served set of paths is exactly upstream's, for every resource, scope,
@@ -182,16 +180,16 @@ fn upstreams_paths() -> BTreeMap<&'static str, Vec<&'static str>> {
 #[test]
 fn served_paths_are_upstreams() {
     let upstreams = upstreams_paths();
-    let subresources: BTreeSet<&str> = resources()
+    let (everything, nothing) = (all(), Snapshot::default());
+    let subresources: BTreeSet<&str> = built_in()
         .flat_map(|r| r.subresources.iter().map(|subresource| subresource.name))
         .chain(["namespaces", "nodes", "nothing", "pods", "watch"])
         .collect();
-    let plurals: BTreeSet<&str> = resources()
+    let plurals: BTreeSet<&str> = built_in()
         .map(|r| r.plural)
-        .chain(ABSENT)
         .chain(["finalize", "nothing", "proxy", "status", "watch"])
         .collect();
-    let versions: BTreeSet<String> = resources()
+    let versions: BTreeSet<String> = built_in()
         .map(|r| match r.group {
             "" => format!("/api/{}", r.version),
             group => format!("/apis/{group}/{}", r.version),
@@ -232,8 +230,12 @@ fn served_paths_are_upstreams() {
                 Some(methods) if methods.contains(method) => 200,
                 Some(_) => 405,
             };
-            let code = served(&method.parse().unwrap(), &uri);
+            let code = served(&everything, &method.parse().unwrap(), &uri);
             assert_eq!(code, expected, "{method} {uri} ({template})");
+            if optional().any(|resource| uri.split('/').any(|part| part == resource.plural)) {
+                let code = served(&nothing, &method.parse().unwrap(), &uri);
+                assert_eq!(code, 404, "{method} {uri} by default");
+            }
         }
         found.extend(upstreams.get_key_value(template.as_str()).map(|(path, _)| *path));
     }

@@ -106,6 +106,11 @@ impl Causes {
         self.push_value(path, "FieldValueInvalid", "Invalid value", value, detail);
     }
 
+    /// One that does not repeat the value.
+    pub(crate) fn invalid_whole(&mut self, path: &Path<'_>, detail: impl fmt::Display) {
+        self.push(path, "FieldValueInvalid", "Invalid value", detail);
+    }
+
     pub(crate) fn not_supported(
         &mut self,
         path: &Path<'_>,

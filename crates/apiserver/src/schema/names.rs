@@ -15,7 +15,8 @@ fn max_bytes(limit: usize) -> String {
     format!("must be no more than {limit} bytes")
 }
 
-fn pattern(rule: &str, regex: &str, examples: &[&str]) -> String {
+/// That a text is not as a rule says, whose regular expression this is.
+pub(crate) fn pattern(rule: &str, regex: &str, examples: &[&str]) -> String {
     let examples: Vec<String> = examples.iter().map(|e| format!("'{e}', ")).collect();
     format!("{rule} (e.g. {}regex used for validation is '{regex}')", examples.join(" or "))
 }

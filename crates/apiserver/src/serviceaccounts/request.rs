@@ -36,6 +36,7 @@ static TOKEN_REQUEST: Resource = Resource {
     counts_generation: false,
     fields: None,
     custom: None,
+    gate: None,
 };
 
 /// The objects that a token is bound to.

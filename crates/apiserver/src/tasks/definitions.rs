@@ -405,7 +405,9 @@ fn objects_of(api: &Api, definition: &Value) -> Option<&'static Resource> {
     let spec = &definition["spec"];
     let snapshot = api.definitions.snapshot();
     let mut served = snapshot.resources().iter().filter(|resource| {
-        resource.group == text(&spec["group"]) && resource.plural == text(&spec["names"]["plural"])
+        resource.custom.is_some()
+            && resource.group == text(&spec["group"])
+            && resource.plural == text(&spec["names"]["plural"])
     });
     let stored = |resource: &&&'static Resource| {
         resource.definition().is_some_and(|definition| definition.stored == resource.version)

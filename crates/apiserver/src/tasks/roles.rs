@@ -27,7 +27,7 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
             existing.insert((plural, key(&object)), object);
         }
     }
-    let wanted = policy::objects().into_iter().map(|(plural, wanted)| {
+    let wanted = policy::objects(&api.gates).into_iter().map(|(plural, wanted)| {
         let existing = existing.get(&(plural, key(&wanted)));
         settle(api, plural, wanted, existing)
     });

@@ -86,6 +86,7 @@ impl Cluster {
             authentication: AuthenticationConfig::default(),
             authorization: vec![Mode::Node, Mode::Rbac].into(),
             gates: FeatureGates::default(),
+            runtime_config: longshore_apiserver::RuntimeConfig::default(),
             requests: RequestLimits::default(),
             request_timeout: Duration::from_secs(60),
             connections: ConnectionLimits::DEFAULT,

@@ -5,20 +5,25 @@
 
 mod graph;
 mod references;
+mod requests;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
 mod volumes;
 
+use longshore_gates::FeatureGates;
 use tokio_util::sync::CancellationToken;
 
 use self::graph::{Graph, Key};
 use self::references::Kind;
 pub(crate) use self::references::{mirror_pod_reference, names_audience, secrets};
+use self::requests::Requests;
 use self::volumes::{Attachments, Volumes};
 use super::rule::Rule;
 use super::{Access, Decision, ResourceTarget, Target, policy};
 use crate::cache::Cache;
+use crate::gates::POD_CERTIFICATES;
+use crate::kinds;
 use crate::registry::Registry;
 use crate::status::StatusError;
 use crate::user::node_name;
@@ -36,42 +41,62 @@ struct Known {
     pods: Cache<Graph>,
     volumes: Cache<Volumes>,
     attachments: Cache<Attachments>,
+    /// With the feature gate.
+    requests: Option<Cache<Requests>>,
 }
 
 impl NodeAuthorizer {
-    pub(super) fn new() -> Result<NodeAuthorizer, StatusError> {
+    pub(super) fn new(gates: &FeatureGates) -> Result<NodeAuthorizer, StatusError> {
+        let mut requests = kinds::optional().filter(|resource| {
+            resource.kind == "PodCertificateRequest" && gates.enabled(POD_CERTIFICATES)
+        });
         let known = Known {
             pods: Cache::new("", "pods")?,
             volumes: Cache::new("", "persistentvolumes")?,
             attachments: Cache::new("storage.k8s.io", "volumeattachments")?,
+            requests: requests.next().map(Cache::of),
         };
-        Ok(NodeAuthorizer { known, rules: policy::node_rules() })
+        Ok(NodeAuthorizer { known, rules: policy::node_rules(gates) })
     }
 
     pub(super) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
-        let Known { pods, volumes, attachments } = &self.known;
+        let Known { pods, volumes, attachments, requests } = &self.known;
         pods.load(registry).await?;
         volumes.load(registry).await?;
+        if let Some(requests) = requests {
+            requests.load(registry).await?;
+        }
         attachments.load(registry).await
     }
 
     pub(super) async fn run(&self, registry: &Registry, stop: &CancellationToken) {
-        let Known { pods, volumes, attachments } = &self.known;
+        let Known { pods, volumes, attachments, requests } = &self.known;
         tokio::join!(
             pods.run(registry, stop),
             volumes.run(registry, stop),
             attachments.run(registry, stop),
+            async {
+                if let Some(requests) = requests {
+                    requests.run(registry, stop).await;
+                }
+            },
         );
     }
 
     pub(super) async fn catch_up(&self, registry: &Registry) -> bool {
-        let Known { pods, volumes, attachments } = &self.known;
-        let (a, b, c) = tokio::join!(
+        let Known { pods, volumes, attachments, requests } = &self.known;
+        let (a, b, c, d) = tokio::join!(
             pods.catch_up(registry),
             volumes.catch_up(registry),
             attachments.catch_up(registry),
+            async {
+                match requests {
+                    Some(requests) => requests.catch_up(registry).await,
+                    None => false,
+                }
+            },
         );
-        a | b | c
+        a | b | c | d
     }
 
     pub(super) fn decide(&self, access: &Access<'_>) -> Decision {
@@ -99,6 +124,9 @@ impl NodeAuthorizer {
         match object["kind"].as_str() {
             Some("PersistentVolume") => self.known.volumes.put(object),
             Some("VolumeAttachment") => self.known.attachments.put(object),
+            Some("PodCertificateRequest") => {
+                self.known.requests.iter().for_each(|requests| requests.put(object));
+            }
             _ => self.known.pods.put(object),
         }
     }
@@ -134,6 +162,7 @@ impl NodeRequest<'_> {
             ("coordination.k8s.io", "leases") => self.lease(),
             ("storage.k8s.io", "csinodes") => self.csi_node(),
             ("resource.k8s.io", "resourceslices") => self.slices(),
+            ("certificates.k8s.io", "podcertificaterequests") => self.certificate_requests(),
             _ => return None,
         })
     }
@@ -273,6 +302,25 @@ impl NodeRequest<'_> {
                 Decision::deny("can only access CSINode with the same name as the requesting node")
             }
             () => Decision::allow(),
+        }
+    }
+
+    /// What a node creates is for the admission.
+    fn certificate_requests(&self) -> Decision {
+        let Some(requests) = &self.known.requests else { return Decision::deny("") };
+        let ResourceTarget { namespace, name, subresource, .. } = *self.target;
+        match self.verb {
+            _ if !subresource.is_empty() => Decision::deny(
+                "nodes may not access the status subresource of PodCertificateRequests",
+            ),
+            "create" => Decision::allow(),
+            "get" if requests.read().node(namespace, name) == Some(self.node) => Decision::allow(),
+            "get" => self.related(None),
+            "list" | "watch" if self.selects("spec.nodeName") => Decision::allow(),
+            "list" | "watch" => Decision::deny(
+                "can only list/watch podcertificaterequests with nodeName field selector",
+            ),
+            verb => Decision::deny(format!("nodes may not {verb} podcertificaterequests")),
         }
     }
 

@@ -1,9 +1,10 @@
 //! What leads from volumes and attachments to a node.
 
+use longshore_gates::FeatureGates;
 use serde_json::{Value, json};
 
 use super::NodeAuthorizer;
-use crate::authz::{Access, ResourceTarget, Target};
+use crate::authz::{Access, Decision, ResourceTarget, Target};
 use crate::user::User;
 
 fn node(name: &str) -> User {
@@ -74,7 +75,7 @@ fn csi() -> Value {
 
 #[test]
 fn node_authorizer_graph_volume_secrets_and_attachments() {
-    let authorizer = NodeAuthorizer::new().unwrap();
+    let authorizer = NodeAuthorizer::new(&FeatureGates::default()).unwrap();
     for object in [
         pod("p", "n1", "data"),
         pod("q", "n2", "theirs"),
@@ -123,7 +124,7 @@ fn node_authorizer_graph_volume_secrets_and_attachments() {
 
 #[test]
 fn node_authorizer_graph_removes_deleted_objects() {
-    let authorizer = NodeAuthorizer::new().unwrap();
+    let authorizer = NodeAuthorizer::new(&FeatureGates::default()).unwrap();
     authorizer.put(&pod("p", "n1", "data"));
     authorizer.put(&volume("v", "data", json!({"iscsi": {"secretRef": {"name": "chap"}}})));
     let get = |resource, object| may(&authorizer, "get", resource, object);
@@ -135,4 +136,89 @@ fn node_authorizer_graph_removes_deleted_objects() {
     authorizer.put(&volume("v", "data", csi()));
     authorizer.put(&pod("p", "n2", "data"));
     assert!(!get("persistentvolumes", "v") && !get("secrets", "drivers/publish"));
+}
+
+#[test]
+fn node_authorizer_of_pod_certificate_requests() {
+    let request = |name: &str, node: &str| {
+        json!({
+            "kind": "PodCertificateRequest", "metadata": {"namespace": "ns", "name": name},
+            "spec": {"nodeName": node},
+        })
+    };
+    for (gates, is_on) in [("PodCertificateRequest=true", true), ("", false)] {
+        let authorizer = NodeAuthorizer::new(&gates.parse().unwrap()).unwrap();
+        authorizer.put(&request("a", "n1"));
+        authorizer.put(&request("b", "n2"));
+        for (verb, subresource, name, fields, expected) in [
+            ("create", "", "", "", Ok(())),
+            ("get", "", "a", "", Ok(())),
+            ("get", "", "b", "", Err("no relationship found between node 'n1' and this object")),
+            ("get", "", "c", "", Err("no relationship found between node 'n1' and this object")),
+            ("list", "", "", "spec.nodeName=n1", Ok(())),
+            ("watch", "", "", "spec.nodeName=n1", Ok(())),
+            (
+                "list",
+                "",
+                "",
+                "spec.nodeName=n2",
+                Err("can only list/watch podcertificaterequests with nodeName field selector"),
+            ),
+            (
+                "watch",
+                "",
+                "",
+                "spec.podName=n1",
+                Err("can only list/watch podcertificaterequests with nodeName field selector"),
+            ),
+            (
+                "get",
+                "status",
+                "a",
+                "",
+                Err("nodes may not access the status subresource of PodCertificateRequests"),
+            ),
+            (
+                "update",
+                "status",
+                "a",
+                "",
+                Err("nodes may not access the status subresource of PodCertificateRequests"),
+            ),
+            ("update", "", "a", "", Err("nodes may not update podcertificaterequests")),
+            ("delete", "", "a", "", Err("nodes may not delete podcertificaterequests")),
+            (
+                "deletecollection",
+                "",
+                "",
+                "",
+                Err("nodes may not deletecollection podcertificaterequests"),
+            ),
+        ] {
+            let fields: Vec<(String, String)> = fields
+                .split_once('=')
+                .map(|(field, value)| (field.to_owned(), value.to_owned()))
+                .into_iter()
+                .collect();
+            let target = ResourceTarget {
+                group: "certificates.k8s.io",
+                resource: "podcertificaterequests",
+                subresource,
+                namespace: "ns",
+                name,
+                fields: &fields,
+                ..ResourceTarget::default()
+            };
+            let user = node("n1");
+            let access = Access { user: &user, verb, target: Target::Resource(target) };
+            let expected = if is_on { expected } else { Err("") };
+            let decision = match authorizer.decide(&access) {
+                Decision::Allow(_) => Ok(()),
+                Decision::Deny(why) => Err(why),
+                other => panic!("{other:?}"),
+            };
+            let expected = expected.map_err(str::to_owned);
+            assert_eq!(decision, expected, "{gates} {verb} {subresource} {name}");
+        }
+    }
 }

@@ -1,10 +1,10 @@
-//! Columns and cells of role bindings and certificate requests.
+//! Columns and cells of role bindings and requests for certificates.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::age::human;
-use super::{AGE, NAME, Printer, age, name, or, string, wide};
+use super::{AGE, NAME, Printer, age, labels, name, or, string, wide};
 use crate::csr::{APPROVED, DENIED, FAILED};
 use crate::schema::value::{items, text};
 
@@ -23,6 +23,19 @@ pub(in crate::kinds) static SIGNING_REQUESTS: Printer = Printer::new(
         string("Condition"),
     ],
     signing_request,
+);
+
+pub(in crate::kinds) static POD_CERTIFICATES: Printer = Printer::new(
+    &[
+        NAME,
+        string("PodName"),
+        string("ServiceAccountName"),
+        string("NodeName"),
+        string("SignerName"),
+        string("State"),
+        string("UnverifiedUserAnnotations"),
+    ],
+    pod_certificate,
 );
 
 fn binding(binding: &Value, now: Timestamp) -> Vec<Value> {
@@ -58,6 +71,19 @@ fn signing_request(request: &Value, now: Timestamp) -> Vec<Value> {
         or(&duration, "<none>"),
         condition(&request["status"]).into(),
     ]
+}
+
+fn pod_certificate(request: &Value, _: Timestamp) -> Vec<Value> {
+    let spec = &request["spec"];
+    let verdicts = ["Issued", "Denied", "Failed"];
+    let conditions = items(&request["status"]["conditions"]).iter().rev();
+    let mut states = conditions.map(|condition| text(&condition["type"]));
+    let state = states.find(|kind| verdicts.contains(kind)).unwrap_or("Pending");
+    let fields = ["podName", "serviceAccountName", "nodeName", "signerName"];
+    std::iter::once(name(request))
+        .chain(fields.map(|field| text(&spec[field]).into()))
+        .chain([state.into(), labels(&spec["unverifiedUserAnnotations"])])
+        .collect()
 }
 
 fn condition(status: &Value) -> String {

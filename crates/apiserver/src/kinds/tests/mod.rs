@@ -3,6 +3,7 @@
 mod api_types;
 mod decoding;
 mod defaulting;
+mod pod_certificates;
 mod pod_rules;
 mod preparing;
 mod rules;
@@ -18,7 +19,7 @@ use crate::schema::*;
 use crate::status::StatusError;
 
 fn resource(plural: &str) -> &'static Resource {
-    let found = crate::kinds::resources().find(|r| r.plural == plural);
+    let found = built_in().find(|r| r.plural == plural);
     found.unwrap_or_else(|| panic!("{plural} is not served"))
 }
 

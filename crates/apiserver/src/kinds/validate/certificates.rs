@@ -81,7 +81,12 @@ fn spec(spec: &Value, causes: &mut Causes) {
             causes.duplicate(&usages.index(i), usage, "");
         }
     }
-    signer_name(&path.child("signerName"), text(&spec["signerName"]), causes);
+    let (signer, signer_path) = (text(&spec["signerName"]), path.child("signerName"));
+    signer_name(&signer_path, signer, causes);
+    if signer == LEGACY_SIGNER {
+        let why = "the legacy signerName is not allowed via this API version";
+        causes.invalid(&signer_path, signer, why);
+    }
     if let Some(seconds) = spec["expirationSeconds"].as_i64()
         && seconds < SHORTEST_SECONDS
     {
@@ -91,13 +96,9 @@ fn spec(spec: &Value, causes: &mut Causes) {
 }
 
 /// `domain/path`, where the domain has at least two parts.
-fn signer_name(path: &Path<'_>, name: &str, causes: &mut Causes) {
+pub(super) fn signer_name(path: &Path<'_>, name: &str, causes: &mut Causes) {
     if name.is_empty() {
         return causes.required(path, "");
-    }
-    if name == LEGACY_SIGNER {
-        let why = "the legacy signerName is not allowed via this API version";
-        return causes.invalid(path, name, why);
     }
     let Some((domain, rest)) = name.split_once('/').filter(|(_, rest)| !rest.contains('/')) else {
         let why = "must be a fully qualified domain and path of the form 'example.com/signer-name'";
@@ -112,6 +113,12 @@ fn signer_name(path: &Path<'_>, name: &str, causes: &mut Causes) {
         );
     }
     causes.each(path, rest, names::dns_subdomain(rest));
+}
+
+/// Whether the signer is one of Kubernetes' own.
+pub(super) fn is_kubernetes_signer(name: &str) -> bool {
+    let domain = name.split('/').next().unwrap_or_default();
+    domain == "kubernetes.io" || domain.ends_with(".kubernetes.io")
 }
 
 fn status(request: &Value, causes: &mut Causes) {

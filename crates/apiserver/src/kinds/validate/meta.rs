@@ -82,12 +82,16 @@ pub(in crate::kinds) fn labels(path: &Path<'_>, labels: &Value, causes: &mut Cau
 }
 
 pub(in crate::kinds) fn annotations(path: &Path<'_>, annotations: &Value, causes: &mut Causes) {
-    let mut size = 0;
-    for (key, value) in entries(annotations) {
+    for (key, _) in entries(annotations) {
         causes.each(path, key, names::qualified(&key.to_lowercase()));
-        size += key.len() + text(value).len();
     }
-    if size > ANNOTATIONS_LIMIT {
+    annotations_size(path, annotations, causes);
+}
+
+/// How long annotations may be together.
+pub(super) fn annotations_size(path: &Path<'_>, annotations: &Value, causes: &mut Causes) {
+    let sizes = entries(annotations).map(|(key, value)| key.len() + text(value).len());
+    if sizes.sum::<usize>() > ANNOTATIONS_LIMIT {
         causes.too_long(path, ANNOTATIONS_LIMIT);
     }
 }

@@ -10,6 +10,7 @@ pub(super) mod network;
 pub(super) mod persistent_volume;
 pub(super) mod plain;
 pub(super) mod pod;
+pub(super) mod pod_certificates;
 mod pod_parts;
 pub(super) mod pod_update;
 pub(super) mod rbac;
@@ -17,6 +18,8 @@ mod scheduling;
 pub(super) mod storage;
 mod volume;
 pub(in crate::kinds) mod webhook;
+
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
@@ -178,6 +181,57 @@ pub(crate) fn check_texts(field: &str, map: &Value) -> Result<(), String> {
         [] => Ok(()),
         [one] => Err(one.clone()),
         many => Err(format!("[{}]", many.join(", "))),
+    }
+}
+
+const REASON: usize = 1 << 10;
+const MESSAGE: usize = 32 << 10;
+/// Conditions of the type that all newer kinds share.
+pub(super) fn conditions(path: &Path<'_>, conditions: &Value, causes: &mut Causes) {
+    let mut seen = BTreeSet::new();
+    for (i, condition) in items(conditions).iter().enumerate() {
+        let path = path.index(i);
+        let (kind, kind_path) = (text(&condition["type"]), path.child("type"));
+        if !seen.insert(kind) {
+            causes.duplicate(&kind_path, kind, "");
+        }
+        causes.each(&kind_path, kind, names::qualified(kind));
+        let known = ["False", "True", "Unknown"];
+        supported(&path.child("status"), &condition["status"], &known, causes);
+        if let Some(generation) = condition["observedGeneration"].as_i64().filter(|n| *n < 0) {
+            let why = "must be greater than or equal to zero";
+            causes.invalid(&path.child("observedGeneration"), &generation, why);
+        }
+        if text(&condition["lastTransitionTime"]).is_empty() {
+            causes.required(&path.child("lastTransitionTime"), "");
+        }
+        reason(&path.child("reason"), text(&condition["reason"]), causes);
+        if text(&condition["message"]).len() > MESSAGE {
+            causes.too_long(&path.child("message"), MESSAGE);
+        }
+    }
+}
+
+fn reason(path: &Path<'_>, reason: &str, causes: &mut Causes) {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let is_reason = reason.starts_with(|c: char| c.is_ascii_alphabetic())
+        && reason.ends_with(is_word)
+        && reason.chars().all(|c| is_word(c) || matches!(c, ',' | ':'));
+    match reason {
+        "" => causes.required(path, ""),
+        _ if !is_reason => {
+            let why = names::pattern(
+                "a condition reason must start with alphabetic character, optionally followed by a string of \
+                 alphanumeric characters or '_,:', and must end with an alphanumeric character or '_'",
+                "[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
+                &["my_name", "MY_NAME", "MyName", "ReasonA,ReasonB", "ReasonA:ReasonB"],
+            );
+            causes.invalid(path, reason, why);
+        }
+        _ => {}
+    }
+    if reason.len() > REASON {
+        causes.too_long(path, REASON);
     }
 }
 

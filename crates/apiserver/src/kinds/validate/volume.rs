@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{claim, one_of, storage};
+use super::{certificates, claim, one_of, pod_certificates, storage, supported};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::quantity::Quantity;
@@ -237,11 +237,49 @@ fn projected(path: &Path<'_>, projected: &Value, causes: &mut Causes) {
                     .iter()
                     .for_each(|file| downward_file(&path, file, causes)),
                 "serviceAccountToken" => token(&path, source, causes),
+                "podCertificate" => {
+                    pod_certificate(&path, source, causes);
+                    CERTIFICATE_PATHS.iter().for_each(|field| taken(&source[*field], causes));
+                }
                 _ => {}
             }
             items(&source["items"]).iter().for_each(|item| taken(&item["path"], causes));
             taken(&source["path"], causes);
         }
+    }
+}
+
+/// The files of a source `podCertificate`.
+const CERTIFICATE_PATHS: [&str; 3] = ["credentialBundlePath", "keyPath", "certificateChainPath"];
+const KEY_TYPES: [&str; 6] =
+    ["RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"];
+
+fn pod_certificate(path: &Path<'_>, source: &Value, causes: &mut Causes) {
+    let signer = text(&source["signerName"]);
+    certificates::signer_name(&path.child("signerName"), signer, causes);
+    let annotations = "userAnnotations";
+    pod_certificates::user_annotations(&path.child(annotations), &source[annotations], causes);
+    supported(&path.child("keyType"), &source["keyType"], &KEY_TYPES, causes);
+    let longest = pod_certificates::longest(signer);
+    let lifetime = path.child("maxExpirationSeconds");
+    match source["maxExpirationSeconds"].as_i64() {
+        Some(seconds) if seconds < 3600 => {
+            let why = "if provided, maxExpirationSeconds must be >= 3600";
+            causes.invalid(&lifetime, &seconds, why);
+        }
+        Some(seconds) if seconds > longest => {
+            let why = format!("if provided, maxExpirationSeconds must be <= {longest}");
+            causes.invalid(&lifetime, &seconds, why);
+        }
+        _ => {}
+    }
+    let given = CERTIFICATE_PATHS.iter().filter(|field| !text(&source[**field]).is_empty());
+    for field in given.clone() {
+        local(&path.child(field), text(&source[*field]), causes);
+    }
+    if given.count() == 0 {
+        let why = "specify at least one of credentialBundlePath, keyPath, and certificateChainPath";
+        causes.required(path, why);
     }
 }
 
