@@ -297,21 +297,10 @@ pub const CANCEL: u32 = 5;
 /// The frame that resets a stream.
 #[must_use]
 pub fn reset(stream: u32, reason: u32) -> Bytes {
-    pair(RST_STREAM, stream, reason)
-}
-
-/// The frame that says that no more streams are taken after that one, without an error.
-#[must_use]
-pub fn go_away(last_stream: u32) -> Bytes {
-    pair(GOAWAY, last_stream, 0)
-}
-
-/// A frame of two numbers.
-fn pair(kind: u32, first: u32, second: u32) -> Bytes {
     let mut body = BytesMut::new();
-    body.put_u32(first);
-    body.put_u32(second);
-    Control { kind, flags: 0, body: body.freeze() }.encoded()
+    body.put_u32(stream);
+    body.put_u32(reason);
+    Control { kind: RST_STREAM, flags: 0, body: body.freeze() }.encoded()
 }
 
 /// A ping, or its reply.
