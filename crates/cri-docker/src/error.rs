@@ -27,11 +27,36 @@ pub enum Error {
         /// The cause.
         source: Docker,
     },
+    /// The engine cannot be reached.
+    #[error("the Docker Engine at {socket:?} is unavailable: {source}")]
+    Unreachable {
+        /// Its socket.
+        socket: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The engine's API is another one.
+    #[error("{0}")]
+    Api(String),
+    /// A network of CNI.
+    #[error("{action}: {source}")]
+    Network {
+        /// What was to be done, with the sandbox.
+        action: String,
+        /// The cause.
+        source: longshore_cni::Error,
+    },
     /// The engine did not answer in time.
     #[error("{action}: the Docker Engine did not answer within {seconds} s")]
     Deadline {
         /// What was to be done.
         action: String,
+        /// The limit.
+        seconds: u64,
+    },
+    /// A command took longer than its caller allows.
+    #[error("command timed out: timeout {seconds}s exceeded")]
+    Timeout {
         /// The limit.
         seconds: u64,
     },
@@ -46,9 +71,15 @@ pub enum Error {
     /// The request is wrong.
     #[error("{0}")]
     Invalid(String),
+    /// There is such an object already.
+    #[error("{0}")]
+    Exists(String),
     /// The object's state does not allow it.
     #[error("{0}")]
     Precondition(String),
+    /// A container could not be started.
+    #[error("{0}")]
+    Start(String),
     /// The engine or the kernel cannot.
     #[error("{0}")]
     Unsupported(String),
@@ -90,11 +121,14 @@ impl Error {
         match self {
             Self::Endpoint { .. } | Self::Invalid(_) => Code::InvalidArgument,
             Self::Docker { source, .. } => docker_code(source),
-            Self::Deadline { .. } => Code::DeadlineExceeded,
+            Self::Deadline { .. } | Self::Timeout { .. } => Code::DeadlineExceeded,
             Self::NotFound { .. } => Code::NotFound,
+            Self::Exists(_) => Code::AlreadyExists,
+            Self::Unreachable { .. } => Code::Unavailable,
+            Self::Api(_) => Code::FailedPrecondition,
             Self::Precondition(_) => Code::FailedPrecondition,
             Self::Unsupported(_) => Code::Unimplemented,
-            Self::File { .. } | Self::Internal(_) => Code::Unknown,
+            Self::Network { .. } | Self::File { .. } | Self::Start(_) | Self::Internal(_) => Code::Unknown,
         }
     }
 }
@@ -106,8 +140,7 @@ impl From<Error> for Status {
 }
 
 /// The code for an answer or a failure of the engine.
-#[must_use]
-pub fn docker_code(error: &Docker) -> Code {
+pub(crate) fn docker_code(error: &Docker) -> Code {
     match error {
         Docker::DockerResponseServerError { status_code, .. } => match status_code {
             400 => Code::InvalidArgument,
@@ -128,8 +161,7 @@ pub fn docker_code(error: &Docker) -> Code {
 }
 
 /// The HTTP status of the engine's answer, if it answered.
-#[must_use]
-pub fn docker_status(error: &Docker) -> Option<u16> {
+pub(crate) fn docker_status(error: &Docker) -> Option<u16> {
     match error {
         Docker::DockerResponseServerError { status_code, .. } => Some(*status_code),
         _ => None,
@@ -137,7 +169,7 @@ pub fn docker_status(error: &Docker) -> Option<u16> {
 }
 
 /// The engine's own words.
-fn docker_text(error: &Docker) -> String {
+pub(crate) fn docker_text(error: &Docker) -> String {
     match error {
         Docker::DockerResponseServerError { message, .. } => message.trim().to_owned(),
         other => other.to_string(),
