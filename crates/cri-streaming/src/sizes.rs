@@ -97,7 +97,8 @@ mod tests {
         let (feed, input) = input();
         let (sender, mut sizes) = Sizes::new();
         tokio::spawn(read(input, sender));
-        while feed.send(vec![b' '; 100].into()).await.is_ok() {}
+        feed.send(r#"{"Width":""#.into()).await.unwrap();
+        while feed.send(vec![b'1'; 100].into()).await.is_ok() {}
         assert_eq!(sizes.next().await, None);
         let (feed, input) = crate::pipes::input();
         let (sender, mut sizes) = Sizes::new();
