@@ -2,7 +2,7 @@
 
 /// `major.minor.patch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(u16, u16, u16);
+pub(crate) struct Version(u16, u16, u16);
 
 /// The first that has CHECK, and gives DEL the result of ADD.
 pub(crate) const WITH_CHECK: Version = Version(0, 4, 0);

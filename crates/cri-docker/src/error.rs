@@ -35,6 +35,14 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
+    /// The streaming server cannot listen.
+    #[error("cannot listen at {address}: {source}")]
+    Listen {
+        /// Its address.
+        address: std::net::SocketAddr,
+        /// The cause.
+        source: std::io::Error,
+    },
     /// The engine's API is another one.
     #[error("{0}")]
     Api(String),
@@ -124,7 +132,7 @@ impl Error {
             Self::Deadline { .. } | Self::Timeout { .. } => Code::DeadlineExceeded,
             Self::NotFound { .. } => Code::NotFound,
             Self::Exists(_) => Code::AlreadyExists,
-            Self::Unreachable { .. } => Code::Unavailable,
+            Self::Unreachable { .. } | Self::Listen { .. } => Code::Unavailable,
             Self::Api(_) => Code::FailedPrecondition,
             Self::Precondition(_) => Code::FailedPrecondition,
             Self::Unsupported(_) => Code::Unimplemented,

@@ -1,5 +1,5 @@
 //! CRI v1 over a Docker Engine: [`Service`] is the runtime service, [`images::Images`] the image service,
-//! [`serve`] both on a socket.
+//! [`run`] serves both at a socket.
 //!
 //! Names, labels and checkpoint files are cri-dockerd's, so that either takes over the other's containers.
 //! Containers without these labels are somebody else's: they are neither listed nor touched.
@@ -12,6 +12,7 @@
 mod checkpoint;
 mod container;
 mod creations;
+mod daemon;
 mod engine;
 mod error;
 mod events;
@@ -33,6 +34,7 @@ mod settings;
 mod stats;
 mod timestamp;
 
+pub use daemon::run;
 pub use engine::{Engine, connect};
 pub use error::{Error, Result};
 pub use service::Service;

@@ -1,7 +1,7 @@
 //! Logs of containers, where the kubelet expects them.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bollard::models::ContainerInspectResponse;
 
@@ -17,11 +17,9 @@ impl Logs {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn begin(&self, container: &ContainerInspectResponse) -> Result<()> {
+    pub(crate) async fn begin(&self, container: &ContainerInspectResponse, root: &str) -> Result<()> {
         let Some(link) = log_path_of(container).map(Path::new) else { return Ok(()) };
-        let Some(log) = container.log_path.as_deref().filter(|path| !path.is_empty()) else {
-            return Ok(());
-        };
+        let Some(log) = source(container, root) else { return Ok(()) };
         let failed = |error| Error::file("create log", link, error);
         if let Some(folder) = link.parent() {
             tokio::fs::create_dir_all(folder).await.map_err(failed)?;
@@ -64,7 +62,16 @@ impl Logs {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn reopen(&self, container: &ContainerInspectResponse) -> Result<()> {
-        self.begin(container).await
+    pub(crate) async fn reopen(&self, container: &ContainerInspectResponse, root: &str) -> Result<()> {
+        self.begin(container, root).await
     }
+}
+
+/// The engine's log of a container, which it names when it starts it.
+fn source(container: &ContainerInspectResponse, root: &str) -> Option<PathBuf> {
+    if let Some(path) = container.log_path.as_deref().filter(|path| !path.is_empty()) {
+        return Some(path.into());
+    }
+    let id = container.id.as_deref()?;
+    Some(Path::new(root).join("containers").join(id).join(format!("{id}-json.log")))
 }

@@ -1,14 +1,14 @@
 //! The network of sandboxes, by CNI. The engine itself gives them none (`none`), or the machine's (`host`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bollard::models::ContainerInspectResponse;
 use longshore_cni::{Attachment, Cni, addresses};
 use longshore_cri::v1::{DnsConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping};
 use longshore_quantity::Quantity;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::protocol;
@@ -27,6 +27,8 @@ pub(crate) struct Network {
     cni: Cni,
     /// The range of the node's pods, once the kubelet has said it.
     pod_cidr: RwLock<Option<String>>,
+    /// Sandboxes that need not be detached once more.
+    detached: Mutex<HashSet<String>>,
 }
 
 impl Network {
@@ -36,7 +38,7 @@ impl Network {
             conf_dir: settings.cni_conf_dir.clone(),
             cache_dir: settings.cni_cache_dir.clone(),
         };
-        Self { cni, pod_cidr: RwLock::new(None) }
+        Self { cni, pod_cidr: RwLock::new(settings.pod_cidr.clone()), detached: Mutex::default() }
     }
 
     /// Takes the range of the node's pods: plugins with the capability `ipRanges` get it.
@@ -89,6 +91,9 @@ impl Network {
         netns: Option<PathBuf>,
         pod: Option<&PodSandboxMetadata>,
     ) -> Result<()> {
+        if self.detached.lock().contains(id) {
+            return Ok(());
+        }
         let attachment = Attachment {
             container_id: id.to_owned(),
             netns,
@@ -100,7 +105,14 @@ impl Network {
         self.cni.remove(fallback.as_ref(), &attachment).await.map_err(|source| {
             let action = format!("failed to tear down network of sandbox {id}");
             Error::Network { action, source }
-        })
+        })?;
+        self.detached.lock().insert(id.to_owned());
+        Ok(())
+    }
+
+    /// The sandbox is gone.
+    pub(crate) fn forget(&self, id: &str) {
+        self.detached.lock().remove(id);
     }
 
     /// The addresses of a sandbox; none when it is not attached.
@@ -118,16 +130,20 @@ impl Network {
 
 /// The file of a container's network namespace: the engine's own, which stays the container's when its
 /// process ends, or that of the process where the engine's is in a mount namespace of its own.
-pub(crate) async fn namespace(container: &ContainerInspectResponse) -> Option<PathBuf> {
+pub(crate) fn namespace(container: &ContainerInspectResponse) -> Option<PathBuf> {
     let key = container.network_settings.as_ref().and_then(|settings| settings.sandbox_key.as_ref());
-    if let Some(key) = key.filter(|key| !key.is_empty())
-        && tokio::fs::metadata(key).await.is_ok()
-    {
+    if let Some(key) = key.filter(|key| is_namespace(key)) {
         return Some(key.into());
     }
     let pid = container.state.as_ref().and_then(|state| state.pid).filter(|pid| *pid > 0)?;
     let path = format!("/proc/{pid}/ns/net");
-    tokio::fs::metadata(&path).await.ok().map(|_| Path::new(&path).to_owned())
+    is_namespace(&path).then(|| path.into())
+}
+
+/// Of a namespace that is gone, the engine leaves the file on which it was mounted.
+fn is_namespace(path: &str) -> bool {
+    const NSFS: i128 = 0x6e73_6673;
+    rustix::fs::statfs(path).is_ok_and(|system| i128::from(system.f_type) == NSFS)
 }
 
 /// `CNI_ARGS`, as other runtimes give them.

@@ -336,7 +336,7 @@ impl RuntimeService for Service {
         request: Request<ReopenContainerLogRequest>,
     ) -> Answer<ReopenContainerLogResponse> {
         let container = self.inner.inspect(&request.get_ref().container_id, Kind::Container).await?;
-        self.inner.logs.reopen(&container).await?;
+        self.inner.logs.reopen(&container, &self.inner.info().await?.root_dir).await?;
         Ok(Response::new(ReopenContainerLogResponse {}))
     }
 

@@ -62,7 +62,7 @@ impl Runtime for Sessions {
 
     async fn port_forward(&self, sandbox_id: String, port: u16, mut stream: PortStream) -> std::result::Result<(), BoxError> {
         let sandbox = self.0.inspect(&sandbox_id, Kind::Sandbox).await?;
-        let netns = network::namespace(&sandbox).await;
+        let netns = network::namespace(&sandbox);
         let netns = netns.ok_or_else(|| Error::Precondition(format!("sandbox {sandbox_id} is not running")))?;
         let mut connection = connect(netns, port).await?;
         tokio::io::copy_bidirectional(&mut stream, &mut connection).await?;

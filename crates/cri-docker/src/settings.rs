@@ -13,6 +13,8 @@ pub struct Settings {
     pub root_dir: PathBuf,
     /// The image of sandboxes. It is pinned.
     pub sandbox_image: String,
+    /// The range of the node's pods, until the kubelet says it.
+    pub pod_cidr: Option<String>,
     /// Folders of CNI's plugins, searched in this order.
     pub cni_bin_dirs: Vec<PathBuf>,
     /// The folder of CNI's configurations: the first by name is used.
@@ -35,6 +37,7 @@ impl Default for Settings {
             docker_endpoint: "unix:///var/run/docker.sock".to_owned(),
             root_dir: "/var/lib/cri-dockerd".into(),
             sandbox_image: "registry.k8s.io/pause:3.10".to_owned(),
+            pod_cidr: None,
             cni_bin_dirs: vec!["/opt/cni/bin".into()],
             cni_conf_dir: "/etc/cni/net.d".into(),
             cni_cache_dir: "/var/lib/cni/cache".into(),

@@ -138,7 +138,7 @@ impl Inner {
         let id = container.id.as_deref().unwrap_or(id);
         let started = self.engine.start_container(id, None).await;
         // Also of one that failed: it may have written something.
-        let logged = self.logs.begin(&container).await;
+        let logged = self.logs.begin(&container, &self.info().await?.root_dir).await;
         started.map_err(|error| start_error(id, error))?;
         logged
     }

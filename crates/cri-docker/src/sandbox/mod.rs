@@ -71,7 +71,7 @@ impl Inner {
         if checkpoint.is_host_network() {
             return Ok(());
         }
-        let netns = network::namespace(&container).await;
+        let netns = network::namespace(&container);
         let netns = netns.ok_or_else(|| {
             Error::Precondition(format!("sandbox {id} ended before its network was set up"))
         })?;
@@ -82,10 +82,7 @@ impl Inner {
     /// its labels.
     async fn undo_sandbox(&self, id: &str, metadata: &PodSandboxMetadata) {
         let container = self.inspect(id, Kind::Sandbox).await.ok();
-        let netns = match &container {
-            Some(container) => network::namespace(container).await,
-            None => None,
-        };
+        let netns = container.as_ref().and_then(network::namespace);
         let steps = [
             self.network.detach(id, netns, Some(metadata)).await,
             self.remove(id).await,
@@ -94,6 +91,7 @@ impl Inner {
         for error in steps.into_iter().filter_map(Result::err) {
             tracing::warn!("sandbox {id} was not set up, and not all of it is undone: {error}");
         }
+        self.network.forget(id);
     }
 
     /// Pulls the image of sandboxes unless it is there, without credentials.
@@ -152,10 +150,7 @@ impl Inner {
             (None, Some(kept)) => Some(kept.metadata()),
             (None, None) => None,
         };
-        let netns = match container {
-            Some(container) => network::namespace(container).await,
-            None => None,
-        };
+        let netns = container.and_then(network::namespace);
         if metadata.is_none() && self.network.addresses(id).await.is_empty() {
             return Ok(());
         }
@@ -183,6 +178,7 @@ impl Inner {
         if container.is_some() {
             self.remove(id).await?;
         }
+        self.network.forget(id);
         self.checkpoints.remove(id).await
     }
 
