@@ -94,9 +94,12 @@ pub(crate) fn log_path(config: &ContainerConfig, sandbox: &PodSandboxConfig) -> 
     format!("{}/{}", sandbox.log_directory.trim_end_matches('/'), config.log_path)
 }
 
-/// Logs in files, whatever the engine does with those of others: the kubelet's are made of them.
+/// Logs in files, whatever the engine does with those of others: the kubelet's are made of them. They are bounded as
+/// the kubelet's are by default, so that what is rotated away here would not be kept there either.
 pub(crate) fn log_config() -> HostConfigLogConfig {
-    HostConfigLogConfig { typ: Some("json-file".to_owned()), config: None }
+    let bounds = [("max-size", "10m"), ("max-file", "5")];
+    let bounds = bounds.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    HostConfigLogConfig { typ: Some("json-file".to_owned()), config: Some(bounds.into()) }
 }
 
 /// Empty is the image's.

@@ -182,6 +182,7 @@ impl Inner {
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(error),
         };
+        self.logs.complete(&container).await;
         self.remove(container.id.as_deref().unwrap_or(id)).await?;
         self.logs.end(&container).await
     }
