@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn read_only_is_recursive_only_when_it_is_asked_for() {
         let read_only = Mount { readonly: true, ..mount() };
-        let options = |mount, api| convert(mount, api).unwrap().bind_options;
+        let options = |mount: &Mount, api| convert(mount, api).unwrap().bind_options;
         assert_eq!(options(&mount(), 41), None);
         assert_eq!(options(&mount(), 44), None);
         assert_eq!(options(&read_only, 41), None);

@@ -113,7 +113,10 @@ impl Inner {
     /// # Errors
     /// Of the engine or of a plugin; the kubelet repeats it then.
     pub(crate) async fn stop_sandbox(&self, id: &str) -> Result<()> {
-        crate::check_id(id)?;
+        // What cannot be an identifier is none that exists.
+        if !id.is_empty() && !crate::is_id(id) {
+            return Ok(());
+        }
         let container = match self.inspect(id, Kind::Sandbox).await {
             Ok(container) => Some(container),
             Err(error) if error.is_not_found() => None,
@@ -162,7 +165,10 @@ impl Inner {
     /// # Errors
     /// Of the engine or of a plugin.
     pub(crate) async fn remove_sandbox(&self, id: &str) -> Result<()> {
-        crate::check_id(id)?;
+        // What cannot be an identifier is none that exists.
+        if !id.is_empty() && !crate::is_id(id) {
+            return Ok(());
+        }
         let container = match self.inspect(id, Kind::Sandbox).await {
             Ok(container) => Some(container),
             Err(error) if error.is_not_found() => None,
