@@ -24,6 +24,7 @@ use longshore_cri::v1::{
     ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest,
     RemoveImageResponse, StreamImagesRequest, StreamImagesResponse, UInt64Value,
 };
+use tokio::sync::Mutex;
 use tonic::codegen::BoxStream;
 use tonic::{Code, Request, Response, Status};
 
@@ -91,13 +92,15 @@ impl From<Error> for Status {
 pub struct Images {
     engine: Engine,
     settings: Arc<Settings>,
+    /// Held by the one removal under way: the engine fails those of one image at the same time.
+    removing: Arc<Mutex<()>>,
 }
 
 impl Images {
     /// The images of this engine.
     #[must_use]
     pub fn new(engine: Engine, settings: Arc<Settings>) -> Self {
-        Self { engine, settings }
+        Self { engine, settings, removing: Arc::default() }
     }
 
     async fn list(&self, filter: Option<ImageFilter>) -> Result<Vec<Image>> {
@@ -184,6 +187,7 @@ impl Images {
 
     /// Removes an image with all of its tags and digests, unless a container needs it.
     async fn remove(&self, wanted: &str) -> Result<()> {
+        let _one = self.removing.lock().await;
         let Some(image) = self.find(wanted).await? else { return Ok(()) };
         let id = image.id.clone().unwrap_or_default();
         // checked first: without its tags, an image that stays would have to be pulled again
@@ -196,6 +200,8 @@ impl Images {
                 Ok(_) => {}
                 // with the last tag, the engine removes digests and the image
                 Err(error) if docker_status(&error) == Some(404) => {}
+                // somebody else was faster: the engine's answer to that is an error of its own
+                Err(_) if self.inspect(&id, |_| true).await?.is_none() => return Ok(()),
                 Err(error) => {
                     return Err(crate::Error::docker(format!("remove image {name}"), error).into());
                 }
