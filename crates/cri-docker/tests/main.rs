@@ -5,5 +5,6 @@
 mod common;
 mod containers;
 mod faults;
+mod images;
 mod logs;
 mod sandboxes;

@@ -38,9 +38,7 @@ fn image(
 ) -> Image {
     let pinned = match Name::parse(pinned) {
         Ok(Name::Id(pinned)) => id == pinned,
-        Ok(Name::Reference(pinned)) => {
-            is_named(&pinned.tagged(), &repo_tags, &repo_digests)
-        }
+        Ok(Name::Reference(pinned)) => is_named(&pinned.tagged(), &repo_tags, &repo_digests),
         Err(_) => false,
     };
     // an image without files has no size, and kubelets take that for an invalid answer
@@ -143,7 +141,10 @@ mod tests {
             repo_tags: Some(tags.iter().map(|tag| (*tag).to_owned()).collect()),
             repo_digests: Some(vec![format!("pause@sha256:{HEX}"), "<none>@<none>".to_owned()]),
             size: Some(size),
-            config: Some(ImageConfig { user: Some("65535:1".to_owned()), ..ImageConfig::default() }),
+            config: Some(ImageConfig {
+                user: Some("65535:1".to_owned()),
+                ..ImageConfig::default()
+            }),
             ..ImageInspect::default()
         }
     }

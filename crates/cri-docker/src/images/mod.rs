@@ -149,9 +149,7 @@ impl Images {
         is_meant: impl Fn(&Image) -> bool,
     ) -> Result<Option<ImageInspect>> {
         match self.engine.inspect_image(name).await {
-            Ok(image) => {
-                Ok(Some(image).filter(|image| is_meant(&describe::inspected(image, ""))))
-            }
+            Ok(image) => Ok(Some(image).filter(|image| is_meant(&describe::inspected(image, "")))),
             Err(error) if docker_status(&error) == Some(404) => Ok(None),
             Err(error) => Err(crate::Error::docker(format!("inspect image {name}"), error).into()),
         }
@@ -251,7 +249,8 @@ impl Images {
 fn used_bytes(images: &[ImageSummary]) -> u64 {
     let bytes = |count: i64| u64::try_from(count).unwrap_or_default();
     let shared: BTreeSet<u64> = images.iter().map(|image| bytes(image.shared_size)).collect();
-    let alone = images.iter().map(|image| bytes(image.size).saturating_sub(bytes(image.shared_size)));
+    let alone =
+        images.iter().map(|image| bytes(image.size).saturating_sub(bytes(image.shared_size)));
     alone.chain(shared).fold(0, u64::saturating_add)
 }
 
@@ -294,7 +293,8 @@ impl ImageService for Images {
         request: Request<StreamImagesRequest>,
     ) -> std::result::Result<Response<BoxStream<StreamImagesResponse>>, Status> {
         let images = self.list(request.into_inner().filter).await?;
-        let parts = images.chunks(CHUNK).map(|part| Ok(StreamImagesResponse { images: part.to_vec() }));
+        let parts =
+            images.chunks(CHUNK).map(|part| Ok(StreamImagesResponse { images: part.to_vec() }));
         let parts: Vec<_> = parts.collect();
         Ok(Response::new(Box::pin(futures::stream::iter(parts))))
     }
@@ -340,7 +340,8 @@ mod tests {
 
     #[test]
     fn extremes_of_image_sizes() {
-        let image = |size, shared_size| ImageSummary { size, shared_size, ..ImageSummary::default() };
+        let image =
+            |size, shared_size| ImageSummary { size, shared_size, ..ImageSummary::default() };
         for (images, expected) in [
             (vec![], 0),
             (vec![image(5, -1), image(7, -1)], 12),

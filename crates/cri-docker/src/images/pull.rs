@@ -38,8 +38,7 @@ pub(super) async fn pull(
         let value = header.map(|header| HeaderValue::from_str(&header)).transpose();
         value.map_err(|_| "they are no header")
     });
-    let header =
-        header.map_err(|reason| Error::Credentials { image: image.clone(), reason })?;
+    let header = header.map_err(|reason| Error::Credentials { image: image.clone(), reason })?;
     let docker = match header {
         None => docker.clone(),
         Some(mut header) => {
@@ -188,12 +187,28 @@ mod tests {
         };
         for (error, code, start) in [
             (answer(404, "manifest for a not found: manifest unknown"), Code::NotFound, "pull x"),
-            (answer(404, "pull access denied for a, repository does not exist"), Code::PermissionDenied, "pull x"),
-            (answer(500, "Get http://x: unauthorized: authentication required"), Code::Unauthenticated, "pull x"),
-            (answer(500, "Get http://x: no basic auth credentials"), Code::Unauthenticated, "pull x"),
+            (
+                answer(404, "pull access denied for a, repository does not exist"),
+                Code::PermissionDenied,
+                "pull x",
+            ),
+            (
+                answer(500, "Get http://x: unauthorized: authentication required"),
+                Code::Unauthenticated,
+                "pull x",
+            ),
+            (
+                answer(500, "Get http://x: no basic auth credentials"),
+                Code::Unauthenticated,
+                "pull x",
+            ),
             (answer(500, "dial tcp: connect: connection refused"), Code::Unavailable, "pull x"),
             (answer(502, "<html>"), Code::Unavailable, "RegistryUnavailable: "),
-            (stream("received unexpected HTTP status: 503 Service Unavailable"), Code::Unavailable, "RegistryUnavailable: "),
+            (
+                stream("received unexpected HTTP status: 503 Service Unavailable"),
+                Code::Unavailable,
+                "RegistryUnavailable: ",
+            ),
             (stream("write /x: no space left on device"), Code::ResourceExhausted, "pull x"),
             (stream("filesystem layer verification failed"), Code::Unknown, "pull x"),
             (DockerError::RequestTimeoutError, Code::DeadlineExceeded, "pull x"),

@@ -135,7 +135,9 @@ fn repository(name: &str) -> Result<String, &'static str> {
 
 /// Whether the first part of a name is a registry: a host, and not a part of the path.
 fn is_registry(first: &str) -> bool {
-    first == "localhost" || first.contains(['.', ':']) || first.bytes().any(|b| b.is_ascii_uppercase())
+    first == "localhost"
+        || first.contains(['.', ':'])
+        || first.bytes().any(|b| b.is_ascii_uppercase())
 }
 
 /// Lower-case letters and digits, with single separators (`.`, `_`, `__`, or any number of `-`) between.
@@ -217,9 +219,33 @@ mod tests {
     #[test]
     fn references_that_are_none_are_refused() {
         for text in [
-            "", ":tag", "@", "a:", "a:-b", "a@b", "a@sha256:12", "A", "a/B", "a//b", "/a", "a/",
-            "a b", "a?x=1", "../a", "a/../b", "a..b", "a___b", "-a", "a-", "http://a/b", "a#b", "ä",
-            "<none>:<none>", "<none>@<none>", "a\0", "x.y/a\nb",
+            "",
+            ":tag",
+            "@",
+            "a:",
+            "a:-b",
+            "a@b",
+            "a@sha256:12",
+            "A",
+            "a/B",
+            "a//b",
+            "/a",
+            "a/",
+            "a b",
+            "a?x=1",
+            "../a",
+            "a/../b",
+            "a..b",
+            "a___b",
+            "-a",
+            "a-",
+            "http://a/b",
+            "a#b",
+            "ä",
+            "<none>:<none>",
+            "<none>@<none>",
+            "a\0",
+            "x.y/a\nb",
         ] {
             assert!(Name::parse(text).is_err(), "{text:?}");
         }
@@ -231,7 +257,9 @@ mod tests {
 
     #[test]
     fn references_without_a_tag_mean_latest() {
-        for (text, expected) in [("a", "docker.io/library/a:latest"), ("a:1", "docker.io/library/a:1")] {
+        for (text, expected) in
+            [("a", "docker.io/library/a:latest"), ("a:1", "docker.io/library/a:1")]
+        {
             assert_eq!(Reference::parse(text).unwrap().tagged().to_string(), expected);
         }
         let digested = format!("x.y/a@{DIGEST}");
