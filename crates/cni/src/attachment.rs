@@ -54,5 +54,6 @@ pub(crate) fn is_identifier(text: &str) -> bool {
 fn is_interface(text: &str) -> bool {
     (1..16).contains(&text.len())
         && !matches!(text, "." | "..")
-        && !text.contains(|letter: char| matches!(letter, '/' | ':' | '\0') || letter.is_whitespace())
+        && !text
+            .contains(|letter: char| matches!(letter, '/' | ':' | '\0') || letter.is_whitespace())
 }

@@ -104,7 +104,11 @@ pub(crate) async fn store(
 }
 
 /// The file of an attachment, whatever its network is called.
-pub(crate) async fn find(folder: &Path, container: &str, interface: &str) -> Result<Option<Cached>> {
+pub(crate) async fn find(
+    folder: &Path,
+    container: &str,
+    interface: &str,
+) -> Result<Option<Cached>> {
     let folder = folder.join("results");
     let failed = |source| Error::file("read", &folder, source);
     let suffix = format!("-{container}-{interface}");

@@ -98,7 +98,11 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+    pub(crate) fn file(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+        source: std::io::Error,
+    ) -> Self {
         Self::File { action, path: path.into(), source }
     }
 }

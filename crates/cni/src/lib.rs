@@ -98,7 +98,8 @@ impl Cni {
     /// When a plugin reports a fault, or there is no kept result.
     pub async fn check(&self, attachment: &Attachment) -> Result<()> {
         attachment.validate()?;
-        let Some(cached) = self.cached(&attachment.container_id, &attachment.interface).await? else {
+        let Some(cached) = self.cached(&attachment.container_id, &attachment.interface).await?
+        else {
             return Err(Error::NoResult { container: attachment.container_id.clone() });
         };
         let network = cached.network()?;
@@ -140,7 +141,8 @@ impl Cni {
         let mut failed = None;
         for plugin in network.plugins().iter().rev() {
             let config = network.plugin_config(plugin, &attachment, previous);
-            if let Err(error) = self.run(Command::Del, &network, plugin, config, &attachment).await {
+            if let Err(error) = self.run(Command::Del, &network, plugin, config, &attachment).await
+            {
                 failed.get_or_insert(error);
             }
         }

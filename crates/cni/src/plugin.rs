@@ -101,7 +101,8 @@ async fn output(
     call: &Call<'_>,
 ) -> std::io::Result<(bool, Vec<u8>, Vec<u8>)> {
     let attachment = call.attachment;
-    let args: Vec<_> = attachment.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let args: Vec<_> =
+        attachment.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let mut command = Command::new(program);
     command
         .env("CNI_COMMAND", call.command.name())
@@ -130,7 +131,10 @@ async fn output(
 }
 
 /// Reads all; keeps the first `limit` bytes.
-async fn read(pipe: Option<impl tokio::io::AsyncRead + Unpin>, limit: u64) -> std::io::Result<Vec<u8>> {
+async fn read(
+    pipe: Option<impl tokio::io::AsyncRead + Unpin>,
+    limit: u64,
+) -> std::io::Result<Vec<u8>> {
     let mut kept = Vec::new();
     if let Some(mut pipe) = pipe {
         (&mut pipe).take(limit).read_to_end(&mut kept).await?;

@@ -29,7 +29,8 @@ fn current(result: &Value, interface: &str) -> Vec<IpAddr> {
         // A number that leads nowhere excludes nothing.
         entry.is_none_or(|entry| {
             let name = entry.get("name").and_then(Value::as_str);
-            let inside = entry.get("sandbox").and_then(Value::as_str).is_some_and(|s| !s.is_empty());
+            let inside =
+                entry.get("sandbox").and_then(Value::as_str).is_some_and(|s| !s.is_empty());
             inside && name == Some(interface)
         })
     };

@@ -77,7 +77,10 @@ async fn plugins_are_run_in_order_and_the_last_result_is_kept() -> Result<()> {
     let calls = log(folder.path())?;
     let [(command, first), (_, second)] = &calls[..] else { anyhow::bail!("{calls:?}") };
     assert_eq!(command, "ADD c1 eth0 IgnoreUnknown=1;K8S_POD_NAME=p");
-    assert_eq!((first["name"].as_str(), first["cniVersion"].as_str()), (Some("net"), Some("1.0.0")));
+    assert_eq!(
+        (first["name"].as_str(), first["cniVersion"].as_str()),
+        (Some("net"), Some("1.0.0"))
+    );
     assert_eq!((first.get("runtimeConfig"), first.get("prevResult")), (None, None));
     assert_eq!(second["runtimeConfig"], json!({"portMappings": [{"hostPort": 80}]}));
     assert_eq!(second["prevResult"], result);
@@ -135,7 +138,11 @@ async fn failures_of_plugins_are_told_in_their_words() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let cni = cni(folder.path(), &json!({}))?;
     let bin = &cni.bin_dirs[0];
-    plugin(bin, "refuse", "#!/bin/sh\necho '{\"code\": 11, \"msg\": \"later\", \"details\": \"d\"}'\nexit 1\n")?;
+    plugin(
+        bin,
+        "refuse",
+        "#!/bin/sh\necho '{\"code\": 11, \"msg\": \"later\", \"details\": \"d\"}'\nexit 1\n",
+    )?;
     plugin(bin, "crash", "#!/bin/sh\necho boom >&2\nexit 2\n")?;
     plugin(bin, "garbage", "#!/bin/sh\necho nonsense\n")?;
     plugin(bin, "flood", "#!/bin/sh\nhead -c 3000000 /dev/zero | tr '\\0' x\n")?;

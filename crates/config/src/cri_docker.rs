@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use longshore_base::logging;
 
-use super::pflag::Target::{self, Bool, Duration as Span, Ignored, IgnoredBool, List, Text, Verbosity, VModule, Word};
+use super::pflag::Target::{
+    self, Bool, Duration as Span, Ignored, IgnoredBool, List, Text, VModule, Verbosity, Word,
+};
 use super::pflag::{Flag, Parsed};
 use super::{Command, ConfigError, FeatureGates, GoDuration, Logging, help, version_text};
 

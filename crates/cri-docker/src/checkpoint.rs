@@ -4,7 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
-use longshore_cri::v1::{NamespaceMode, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol};
+use longshore_cri::v1::{
+    NamespaceMode, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol,
+};
 use longshore_godump::Fnv32a;
 use serde::{Deserialize, Serialize};
 
@@ -263,10 +265,7 @@ mod tests {
             ),
             (
                 Data {
-                    port_mappings: vec![
-                        port("tcp", 80, 8080, "127.0.0.1"),
-                        port("udp", 80, 0, ""),
-                    ],
+                    port_mappings: vec![port("tcp", 80, 8080, "127.0.0.1"), port("udp", 80, 0, "")],
                     host_network: false,
                 },
                 932_334_534,

@@ -98,7 +98,8 @@ impl Transport {
     fn client(self, timeout: Duration) -> std::result::Result<Docker, bollard::errors::Error> {
         let Self { socket, facts } = self;
         let known = ClientVersion { major_version: 1, minor_version: OLDEST as usize };
-        let docker = Docker::connect_with_unix(&socket.to_string_lossy(), timeout.as_secs(), &known)?;
+        let docker =
+            Docker::connect_with_unix(&socket.to_string_lossy(), timeout.as_secs(), &known)?;
         Ok(docker.with_request_modifier(move |mut request| {
             let api = facts.api.load(Ordering::Relaxed);
             if api != OLDEST

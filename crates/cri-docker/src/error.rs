@@ -136,7 +136,9 @@ impl Error {
             Self::Api(_) => Code::FailedPrecondition,
             Self::Precondition(_) => Code::FailedPrecondition,
             Self::Unsupported(_) => Code::Unimplemented,
-            Self::Network { .. } | Self::File { .. } | Self::Start(_) | Self::Internal(_) => Code::Unknown,
+            Self::Network { .. } | Self::File { .. } | Self::Start(_) | Self::Internal(_) => {
+                Code::Unknown
+            }
         }
     }
 }

@@ -104,7 +104,8 @@ impl Inner {
 
     /// Adds how the sandbox and its containers stand.
     async fn complete(&self, event: &mut Event) -> Result<()> {
-        let deleted = event.message.container_event_type() == ContainerEventType::ContainerDeletedEvent;
+        let deleted =
+            event.message.container_event_type() == ContainerEventType::ContainerDeletedEvent;
         if deleted && event.message.container_id == event.sandbox {
             return Ok(());
         }
@@ -181,7 +182,9 @@ mod tests {
     fn events_of_others_are_passed_over() {
         let container = [(labels::TYPE, "container"), (labels::SANDBOX, "s1")];
         let sandbox = [(labels::TYPE, "podsandbox")];
-        let found = |event| Event::new(event).map(|event| (event.message.container_event_type(), event.sandbox));
+        let found = |event| {
+            Event::new(event).map(|event| (event.message.container_event_type(), event.sandbox))
+        };
         let cases = [
             (event("create", &container), Some((ContainerEventType::ContainerCreatedEvent, "s1"))),
             (event("start", &sandbox), Some((ContainerEventType::ContainerStartedEvent, "c1"))),

@@ -37,7 +37,12 @@ impl Inner {
     ///
     /// # Errors
     /// NotFound, DeadlineExceeded, and of the engine.
-    pub(crate) async fn exec_sync(&self, id: &str, command: Vec<String>, timeout: i64) -> Result<ExecSyncResponse> {
+    pub(crate) async fn exec_sync(
+        &self,
+        id: &str,
+        command: Vec<String>,
+        timeout: i64,
+    ) -> Result<ExecSyncResponse> {
         let streams = Streams { stdin: false, stdout: true, stderr: true, tty: false };
         let exec = self.create_exec(id, command, streams).await?;
         let (mut stdout, mut stderr) = (Kept::default(), Kept::default());
@@ -64,7 +69,12 @@ impl Inner {
     }
 
     /// Prepares a command, and returns its identifier.
-    pub(crate) async fn create_exec(&self, id: &str, command: Vec<String>, streams: Streams) -> Result<String> {
+    pub(crate) async fn create_exec(
+        &self,
+        id: &str,
+        command: Vec<String>,
+        streams: Streams,
+    ) -> Result<String> {
         if command.is_empty() {
             return Err(Error::Invalid("the command is empty".to_owned()));
         }
@@ -82,7 +92,8 @@ impl Inner {
             ..bollard::models::ExecConfig::default()
         };
         let created = self.engine.create_exec(id, config).await;
-        let created = created.map_err(|error| Error::docker(format!("exec in container {id}"), error))?;
+        let created =
+            created.map_err(|error| Error::docker(format!("exec in container {id}"), error))?;
         Ok(created.id)
     }
 
@@ -172,7 +183,11 @@ pub(crate) async fn join(
 struct Kept(Vec<u8>);
 
 impl AsyncWrite for Kept {
-    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let room = MAX_OUTPUT.saturating_sub(self.0.len());
         self.0.extend(bytes.iter().take(room));
         Poll::Ready(Ok(bytes.len()))

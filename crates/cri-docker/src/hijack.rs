@@ -48,7 +48,8 @@ impl Engine {
                 let mut text = Vec::new();
                 hijacked.output.take(MAX_HEAD).read_to_end(&mut text).await.map_err(failed)?;
                 let message = message(&text);
-                let source = bollard::errors::Error::DockerResponseServerError { status_code, message };
+                let source =
+                    bollard::errors::Error::DockerResponseServerError { status_code, message };
                 Err(Error::docker(format!("POST {call}"), source))
             }
         }
@@ -169,7 +170,9 @@ mod tests {
         let mut answer = &b"HTTP/1.1 101 UPGRADED\r\nUpgrade: tcp\r\n\r\n\x01data"[..];
         assert_eq!(head(&mut answer).await.unwrap(), 101);
         assert_eq!(answer, b"\x01data");
-        for broken in [&b""[..], b"HTTP/1.1 x\r\n\r\n", b"SSH-2.0\r\n\r\n", b"HTTP/1.1 200 OK\r\n", b"\xff\n"] {
+        for broken in
+            [&b""[..], b"HTTP/1.1 x\r\n\r\n", b"SSH-2.0\r\n\r\n", b"HTTP/1.1 200 OK\r\n", b"\xff\n"]
+        {
             assert!(head(&mut &broken[..]).await.is_err(), "{broken:?}");
         }
         let endless = vec![b'x'; 1 << 20];

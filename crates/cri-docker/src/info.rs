@@ -100,7 +100,8 @@ impl Inner {
             return Ok(Arc::clone(info));
         }
         let info = self.engine.info().await;
-        let info = info.map_err(|error| Error::docker("ask the Docker Engine for its settings", error))?;
+        let info =
+            info.map_err(|error| Error::docker("ask the Docker Engine for its settings", error))?;
         let info = Arc::new(Info::new(info));
         *self.info.0.lock() = Some((Instant::now(), Arc::clone(&info)));
         Ok(info)

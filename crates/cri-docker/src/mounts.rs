@@ -25,7 +25,10 @@ pub(crate) fn convert(mount: &Mount, api: u32) -> Result<DockerMount> {
         return image(mount, api);
     }
     if mount.host_path.is_empty() {
-        return Err(Error::Invalid(format!("the mount at {:?} has no host path", mount.container_path)));
+        return Err(Error::Invalid(format!(
+            "the mount at {:?} has no host path",
+            mount.container_path
+        )));
     }
     let recursive = recursive_read_only(mount, api)?;
     // Unsaid is private, or slave where the source holds the engine's own folder.
@@ -57,7 +60,10 @@ fn recursive_read_only(mount: &Mount, api: u32) -> Result<bool> {
         return Ok(false);
     }
     let conflict = |what| {
-        Error::Invalid(format!("recursive read-only mount of {:?} conflicts with {what}", mount.host_path))
+        Error::Invalid(format!(
+            "recursive read-only mount of {:?} conflicts with {what}",
+            mount.host_path
+        ))
     };
     if !mount.readonly {
         return Err(conflict("a writable mount"));
@@ -132,10 +138,16 @@ mod tests {
         assert_eq!(options(&mount(), 44), None);
         assert_eq!(options(&read_only, 41), None);
         let plain = options(&read_only, 44).unwrap();
-        assert_eq!((plain.read_only_non_recursive, plain.read_only_force_recursive), (Some(true), None));
+        assert_eq!(
+            (plain.read_only_non_recursive, plain.read_only_force_recursive),
+            (Some(true), None)
+        );
         let recursive = Mount { recursive_read_only: true, ..read_only };
         let forced = options(&recursive, 44).unwrap();
-        assert_eq!((forced.read_only_non_recursive, forced.read_only_force_recursive), (None, Some(true)));
+        assert_eq!(
+            (forced.read_only_non_recursive, forced.read_only_force_recursive),
+            (None, Some(true))
+        );
         assert_eq!(convert(&recursive, 41).unwrap_err().code(), Code::Unimplemented);
         let writable = Mount { readonly: false, ..recursive.clone() };
         assert_eq!(convert(&writable, 44).unwrap_err().code(), Code::InvalidArgument);
@@ -169,7 +181,12 @@ mod tests {
     #[test]
     fn images_are_mounted_where_the_engine_can() {
         let image = ImageSpec { image: "a:1".into(), ..ImageSpec::default() };
-        let mount = Mount { image: Some(image), image_sub_path: "d".into(), host_path: String::new(), ..mount() };
+        let mount = Mount {
+            image: Some(image),
+            image_sub_path: "d".into(),
+            host_path: String::new(),
+            ..mount()
+        };
         let converted = convert(&mount, 48).unwrap();
         assert_eq!((converted.typ, converted.source), (Some(MountType::IMAGE), Some("a:1".into())));
         assert_eq!(convert(&mount, 47).unwrap_err().code(), Code::Unimplemented);

@@ -95,7 +95,8 @@ mod tests {
 
     #[test]
     fn what_is_no_name_is_refused() {
-        for name in ["", "web", "k8s_POD_a_b_c", "k8s_POD_a_b_c_x", "k9s_POD_a_b_c_0", "k8s_a_b_c_d_0_e_f"]
+        for name in
+            ["", "web", "k8s_POD_a_b_c", "k8s_POD_a_b_c_x", "k9s_POD_a_b_c_0", "k8s_a_b_c_d_0_e_f"]
         {
             assert_eq!(parse_sandbox(name), None, "{name}");
         }

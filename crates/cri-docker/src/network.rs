@@ -49,7 +49,8 @@ impl Network {
     /// # Errors
     /// Why sandboxes cannot be attached.
     pub(crate) async fn ready(&self) -> Result<()> {
-        let failed = |source| Error::Network { action: "network plugin is not ready".into(), source };
+        let failed =
+            |source| Error::Network { action: "network plugin is not ready".into(), source };
         let network = self.cni.network().await.map_err(failed)?;
         if network.has_capability("ipRanges") && self.pod_cidr.read().is_none() {
             return Err(Error::Precondition("cni config needs ipRanges but no PodCIDR set".into()));
@@ -61,7 +62,12 @@ impl Network {
     ///
     /// # Errors
     /// When a plugin fails; [`Network::detach`] undoes what was done.
-    pub(crate) async fn attach(&self, id: &str, netns: PathBuf, config: &PodSandboxConfig) -> Result<()> {
+    pub(crate) async fn attach(
+        &self,
+        id: &str,
+        netns: PathBuf,
+        config: &PodSandboxConfig,
+    ) -> Result<()> {
         let failed = |source| {
             let pod = config.metadata.clone().unwrap_or_default();
             let (name, namespace) = (pod.name, pod.namespace);
@@ -131,7 +137,8 @@ impl Network {
 /// The file of a container's network namespace: the engine's own, which stays the container's when its
 /// process ends, or that of the process where the engine's is in a mount namespace of its own.
 pub(crate) fn namespace(container: &ContainerInspectResponse) -> Option<PathBuf> {
-    let key = container.network_settings.as_ref().and_then(|settings| settings.sandbox_key.as_ref());
+    let key =
+        container.network_settings.as_ref().and_then(|settings| settings.sandbox_key.as_ref());
     if let Some(key) = key.filter(|key| is_namespace(key)) {
         return Some(key.into());
     }
@@ -173,7 +180,10 @@ fn capabilities(config: &PodSandboxConfig, cidr: Option<&str>) -> Result<Map<Str
     }
     if let Some(dns) = &config.dns_config {
         let DnsConfig { servers, searches, options } = dns;
-        all.insert("dns".into(), json!({"servers": servers, "searches": searches, "options": options}));
+        all.insert(
+            "dns".into(),
+            json!({"servers": servers, "searches": searches, "options": options}),
+        );
     }
     if let Some(cidr) = cidr {
         all.insert("ipRanges".into(), ranges(cidr));
@@ -258,7 +268,10 @@ mod tests {
                 mapping(0, "", Protocol::Tcp),
             ],
             annotations: [("kubernetes.io/ingress-bandwidth".to_owned(), "10M".to_owned())].into(),
-            dns_config: Some(DnsConfig { servers: vec!["10.0.0.10".into()], ..DnsConfig::default() }),
+            dns_config: Some(DnsConfig {
+                servers: vec!["10.0.0.10".into()],
+                ..DnsConfig::default()
+            }),
             linux: Some(LinuxPodSandboxConfig {
                 cgroup_parent: "/kubepods/p".into(),
                 ..LinuxPodSandboxConfig::default()
@@ -284,7 +297,8 @@ mod tests {
     #[test]
     fn bandwidths_have_bounds() {
         for wrong in ["", "x", "1", "999", "2P", "-1M"] {
-            let annotations = [("kubernetes.io/egress-bandwidth".to_owned(), wrong.to_owned())].into();
+            let annotations =
+                [("kubernetes.io/egress-bandwidth".to_owned(), wrong.to_owned())].into();
             assert!(bandwidth(&annotations).is_err(), "{wrong}");
         }
     }

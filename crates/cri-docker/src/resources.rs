@@ -112,7 +112,10 @@ mod tests {
         assert_eq!((host.memory, host.memory_swap), (Some(64 << 20), Some(64 << 20)));
         assert_eq!((host.cpu_quota, host.cpuset_mems.clone()), (Some(50_000), None));
         let read = current(&host).linux.unwrap();
-        assert_eq!(read, LinuxContainerResources { memory_swap_limit_in_bytes: 64 << 20, ..resources.clone() });
+        assert_eq!(
+            read,
+            LinuxContainerResources { memory_swap_limit_in_bytes: 64 << 20, ..resources.clone() }
+        );
 
         let swap = LinuxContainerResources { memory_swap_limit_in_bytes: 96 << 20, ..resources };
         assert_eq!(update(&swap).memory_swap, Some(96 << 20));

@@ -178,7 +178,9 @@ pub(crate) async fn seccomp(context: &LinuxContainerSecurityContext) -> Result<O
         },
     };
     if !Path::new(path).is_absolute() {
-        return Err(Error::Invalid(format!("the path of the seccomp profile is not absolute: {path:?}")));
+        return Err(Error::Invalid(format!(
+            "the path of the seccomp profile is not absolute: {path:?}"
+        )));
     }
     let read = async {
         if tokio::fs::metadata(path).await?.len() > MAX_PROFILE {
@@ -246,7 +248,10 @@ mod tests {
         let privileged = LinuxContainerSecurityContext { privileged: true, ..context };
         let mut host = HostConfig::default();
         apply_to_container(&privileged, &mut host).unwrap();
-        assert_eq!((host.privileged, host.masked_paths, host.readonly_paths), (Some(true), None, None));
+        assert_eq!(
+            (host.privileged, host.masked_paths, host.readonly_paths),
+            (Some(true), None, None)
+        );
     }
 
     #[test]
@@ -262,7 +267,11 @@ mod tests {
         ];
         for ((uid, name, gid), expected) in cases {
             let found = user(uid.as_ref(), name, gid.as_ref()).map_err(|_| ());
-            assert_eq!(found, expected.map(|user| user.map(str::to_owned)), "{uid:?} {name} {gid:?}");
+            assert_eq!(
+                found,
+                expected.map(|user| user.map(str::to_owned)),
+                "{uid:?} {name} {gid:?}"
+            );
         }
     }
 

@@ -98,7 +98,9 @@ impl Service {
     }
 
     fn streaming(&self) -> Result<&streaming::Server, Status> {
-        self.streaming.as_deref().ok_or_else(|| Status::unimplemented("there is no streaming server"))
+        self.streaming
+            .as_deref()
+            .ok_or_else(|| Status::unimplemented("there is no streaming server"))
     }
 
     /// Does work that is not broken off when its caller goes: what it has begun would be left half done.
@@ -114,7 +116,10 @@ impl Service {
 }
 
 /// A list in messages of bounded size.
-fn batches<T: Send + 'static, M: 'static>(items: Vec<T>, message: fn(Vec<T>) -> M) -> Response<Streamed<M>>
+fn batches<T: Send + 'static, M: 'static>(
+    items: Vec<T>,
+    message: fn(Vec<T>) -> M,
+) -> Response<Streamed<M>>
 where
     M: Send,
 {
@@ -136,7 +141,8 @@ fn verbose(verbose: bool, info: serde_json::Value) -> BTreeMap<String, String> {
 impl RuntimeService for Service {
     async fn version(&self, _: Request<VersionRequest>) -> Answer<VersionResponse> {
         let version = self.inner.engine.version().await;
-        let version = version.map_err(|error| Error::docker("failed to get docker version", error))?;
+        let version =
+            version.map_err(|error| Error::docker("failed to get docker version", error))?;
         Ok(Response::new(VersionResponse {
             version: KUBE_API_VERSION.to_owned(),
             runtime_name: RUNTIME_NAME.to_owned(),
@@ -165,7 +171,10 @@ impl RuntimeService for Service {
         };
         Ok(Response::new(StatusResponse {
             status: Some(RuntimeStatus {
-                conditions: vec![condition("RuntimeReady", engine), condition("NetworkReady", network)],
+                conditions: vec![
+                    condition("RuntimeReady", engine),
+                    condition("NetworkReady", network),
+                ],
             }),
             info,
             runtime_handlers: handlers,
@@ -173,7 +182,10 @@ impl RuntimeService for Service {
         }))
     }
 
-    async fn runtime_config(&self, _: Request<RuntimeConfigRequest>) -> Answer<RuntimeConfigResponse> {
+    async fn runtime_config(
+        &self,
+        _: Request<RuntimeConfigRequest>,
+    ) -> Answer<RuntimeConfigResponse> {
         let driver = match self.inner.info().await?.driver {
             crate::resources::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
             crate::resources::CgroupDriver::Systemd => CgroupDriver::Systemd,
@@ -193,7 +205,10 @@ impl RuntimeService for Service {
         Ok(Response::new(UpdateRuntimeConfigResponse {}))
     }
 
-    async fn run_pod_sandbox(&self, request: Request<RunPodSandboxRequest>) -> Answer<RunPodSandboxResponse> {
+    async fn run_pod_sandbox(
+        &self,
+        request: Request<RunPodSandboxRequest>,
+    ) -> Answer<RunPodSandboxResponse> {
         let RunPodSandboxRequest { config, runtime_handler } = request.into_inner();
         let config = config.ok_or_else(|| Status::invalid_argument("the sandbox has no config"))?;
         self.whole(|inner| async move {
@@ -203,7 +218,10 @@ impl RuntimeService for Service {
         .await
     }
 
-    async fn stop_pod_sandbox(&self, request: Request<StopPodSandboxRequest>) -> Answer<StopPodSandboxResponse> {
+    async fn stop_pod_sandbox(
+        &self,
+        request: Request<StopPodSandboxRequest>,
+    ) -> Answer<StopPodSandboxResponse> {
         let id = request.into_inner().pod_sandbox_id;
         self.whole(|inner| async move {
             inner.stop_sandbox(&id).await.map(|()| StopPodSandboxResponse {})
@@ -237,7 +255,10 @@ impl RuntimeService for Service {
         }))
     }
 
-    async fn list_pod_sandbox(&self, request: Request<ListPodSandboxRequest>) -> Answer<ListPodSandboxResponse> {
+    async fn list_pod_sandbox(
+        &self,
+        request: Request<ListPodSandboxRequest>,
+    ) -> Answer<ListPodSandboxResponse> {
         let items = self.inner.list_sandboxes(request.get_ref().filter.as_ref()).await?;
         Ok(Response::new(ListPodSandboxResponse { items }))
     }
@@ -259,8 +280,12 @@ impl RuntimeService for Service {
         Ok(Response::new(UpdatePodSandboxResourcesResponse {}))
     }
 
-    async fn create_container(&self, request: Request<CreateContainerRequest>) -> Answer<CreateContainerResponse> {
-        let CreateContainerRequest { pod_sandbox_id, config, sandbox_config } = request.into_inner();
+    async fn create_container(
+        &self,
+        request: Request<CreateContainerRequest>,
+    ) -> Answer<CreateContainerResponse> {
+        let CreateContainerRequest { pod_sandbox_id, config, sandbox_config } =
+            request.into_inner();
         let missing = |what| Status::invalid_argument(format!("the {what} has no config"));
         let config = config.ok_or_else(|| missing("container"))?;
         let sandbox_config = sandbox_config.ok_or_else(|| missing("sandbox"))?;
@@ -272,7 +297,10 @@ impl RuntimeService for Service {
         .await
     }
 
-    async fn start_container(&self, request: Request<StartContainerRequest>) -> Answer<StartContainerResponse> {
+    async fn start_container(
+        &self,
+        request: Request<StartContainerRequest>,
+    ) -> Answer<StartContainerResponse> {
         let id = request.into_inner().container_id;
         self.whole(|inner| async move {
             inner.start_container(&id).await.map(|()| StartContainerResponse {})
@@ -280,7 +308,10 @@ impl RuntimeService for Service {
         .await
     }
 
-    async fn stop_container(&self, request: Request<StopContainerRequest>) -> Answer<StopContainerResponse> {
+    async fn stop_container(
+        &self,
+        request: Request<StopContainerRequest>,
+    ) -> Answer<StopContainerResponse> {
         let StopContainerRequest { container_id, timeout } = request.into_inner();
         self.whole(|inner| async move {
             inner.stop_container(&container_id, timeout).await.map(|()| StopContainerResponse {})
@@ -288,7 +319,10 @@ impl RuntimeService for Service {
         .await
     }
 
-    async fn remove_container(&self, request: Request<RemoveContainerRequest>) -> Answer<RemoveContainerResponse> {
+    async fn remove_container(
+        &self,
+        request: Request<RemoveContainerRequest>,
+    ) -> Answer<RemoveContainerResponse> {
         let id = request.into_inner().container_id;
         self.whole(|inner| async move {
             inner.remove_container(&id).await.map(|()| RemoveContainerResponse {})
@@ -296,7 +330,10 @@ impl RuntimeService for Service {
         .await
     }
 
-    async fn list_containers(&self, request: Request<ListContainersRequest>) -> Answer<ListContainersResponse> {
+    async fn list_containers(
+        &self,
+        request: Request<ListContainersRequest>,
+    ) -> Answer<ListContainersResponse> {
         let containers = self.inner.list_containers(request.get_ref().filter.as_ref()).await?;
         Ok(Response::new(ListContainersResponse { containers }))
     }
@@ -309,7 +346,10 @@ impl RuntimeService for Service {
         Ok(batches(containers, |containers| StreamContainersResponse { containers }))
     }
 
-    async fn container_status(&self, request: Request<ContainerStatusRequest>) -> Answer<ContainerStatusResponse> {
+    async fn container_status(
+        &self,
+        request: Request<ContainerStatusRequest>,
+    ) -> Answer<ContainerStatusResponse> {
         let request = request.into_inner();
         let (status, container) = self.inner.container_status(&request.container_id).await?;
         let labels = container.config.and_then(|config| config.labels).unwrap_or_default();
@@ -326,7 +366,8 @@ impl RuntimeService for Service {
         request: Request<UpdateContainerResourcesRequest>,
     ) -> Answer<UpdateContainerResourcesResponse> {
         let UpdateContainerResourcesRequest { container_id, linux, .. } = request.into_inner();
-        let linux = linux.ok_or_else(|| Status::invalid_argument("there are no resources for Linux"))?;
+        let linux =
+            linux.ok_or_else(|| Status::invalid_argument("there are no resources for Linux"))?;
         self.inner.update_container(&container_id, &linux).await?;
         Ok(Response::new(UpdateContainerResourcesResponse {}))
     }
@@ -335,7 +376,8 @@ impl RuntimeService for Service {
         &self,
         request: Request<ReopenContainerLogRequest>,
     ) -> Answer<ReopenContainerLogResponse> {
-        let container = self.inner.inspect(&request.get_ref().container_id, Kind::Container).await?;
+        let container =
+            self.inner.inspect(&request.get_ref().container_id, Kind::Container).await?;
         self.inner.logs.reopen(&container, &self.inner.info().await?.root_dir).await?;
         Ok(Response::new(ReopenContainerLogResponse {}))
     }
@@ -357,7 +399,10 @@ impl RuntimeService for Service {
         Ok(Response::new(self.streaming()?.attach(request)?))
     }
 
-    async fn port_forward(&self, request: Request<PortForwardRequest>) -> Answer<PortForwardResponse> {
+    async fn port_forward(
+        &self,
+        request: Request<PortForwardRequest>,
+    ) -> Answer<PortForwardResponse> {
         let request = request.into_inner();
         self.inner.running(&request.pod_sandbox_id, Kind::Sandbox).await?;
         Ok(Response::new(self.streaming()?.port_forward(request)?))
@@ -370,7 +415,10 @@ impl RuntimeService for Service {
         Ok(Response::new(Box::pin(self.inner.events.subscribe().map(Ok))))
     }
 
-    async fn container_stats(&self, request: Request<ContainerStatsRequest>) -> Answer<ContainerStatsResponse> {
+    async fn container_stats(
+        &self,
+        request: Request<ContainerStatsRequest>,
+    ) -> Answer<ContainerStatsResponse> {
         let stats = self.inner.container_stats(&request.get_ref().container_id).await?;
         Ok(Response::new(ContainerStatsResponse { stats: Some(stats) }))
     }
@@ -391,7 +439,10 @@ impl RuntimeService for Service {
         Ok(batches(stats, |container_stats| StreamContainerStatsResponse { container_stats }))
     }
 
-    async fn pod_sandbox_stats(&self, request: Request<PodSandboxStatsRequest>) -> Answer<PodSandboxStatsResponse> {
+    async fn pod_sandbox_stats(
+        &self,
+        request: Request<PodSandboxStatsRequest>,
+    ) -> Answer<PodSandboxStatsResponse> {
         let stats = self.inner.sandbox_stats(&request.get_ref().pod_sandbox_id).await?;
         Ok(Response::new(PodSandboxStatsResponse { stats: Some(stats) }))
     }
@@ -411,5 +462,4 @@ impl RuntimeService for Service {
         let stats = self.inner.list_sandbox_stats(request.into_inner().filter).await?;
         Ok(batches(stats, |pod_sandbox_stats| StreamPodSandboxStatsResponse { pod_sandbox_stats }))
     }
-
 }

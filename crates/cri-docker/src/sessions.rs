@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use longshore_cri_streaming::{BoxError, Io, Output, PortStream, Runtime, Sizes};
 use bollard::query_parameters::{ResizeContainerTTYOptionsBuilder, ResizeExecOptionsBuilder};
+use longshore_cri_streaming::{BoxError, Io, Output, PortStream, Runtime, Sizes};
 use nix::sched::{CloneFlags, setns};
 use tokio::io::{Sink, sink};
 use tokio_util::either::Either;
@@ -25,10 +25,19 @@ pub(crate) struct Sessions(pub(crate) Arc<Inner>);
 
 #[tonic::async_trait]
 impl Runtime for Sessions {
-    async fn exec(&self, container_id: String, command: Vec<String>, io: Io) -> std::result::Result<i32, BoxError> {
+    async fn exec(
+        &self,
+        container_id: String,
+        command: Vec<String>,
+        io: Io,
+    ) -> std::result::Result<i32, BoxError> {
         let Io { stdin, stdout, stderr, tty, sizes } = io;
-        let streams =
-            Streams { stdin: stdin.is_some(), stdout: stdout.is_some(), stderr: stderr.is_some(), tty };
+        let streams = Streams {
+            stdin: stdin.is_some(),
+            stdout: stdout.is_some(),
+            stderr: stderr.is_some(),
+            tty,
+        };
         let exec = self.0.create_exec(&container_id, command, streams).await?;
         let hijacked = self.0.start_exec(&exec, tty).await?;
         let (mut stdout, mut stderr) = (writer(stdout), writer(stderr));
@@ -60,10 +69,16 @@ impl Runtime for Sessions {
         }
     }
 
-    async fn port_forward(&self, sandbox_id: String, port: u16, mut stream: PortStream) -> std::result::Result<(), BoxError> {
+    async fn port_forward(
+        &self,
+        sandbox_id: String,
+        port: u16,
+        mut stream: PortStream,
+    ) -> std::result::Result<(), BoxError> {
         let sandbox = self.0.inspect(&sandbox_id, Kind::Sandbox).await?;
         let netns = network::namespace(&sandbox);
-        let netns = netns.ok_or_else(|| Error::Precondition(format!("sandbox {sandbox_id} is not running")))?;
+        let netns = netns
+            .ok_or_else(|| Error::Precondition(format!("sandbox {sandbox_id} is not running")))?;
         let mut connection = connect(netns, port).await?;
         tokio::io::copy_bidirectional(&mut stream, &mut connection).await?;
         Ok(())
@@ -90,7 +105,8 @@ impl Sessions {
                     self.0.engine.resize_exec(id, options).await
                 }
                 Terminal::Container(id) => {
-                    let options = ResizeContainerTTYOptionsBuilder::default().h(height).w(width).build();
+                    let options =
+                        ResizeContainerTTYOptionsBuilder::default().h(height).w(width).build();
                     self.0.engine.resize_container_tty(id, options).await
                 }
             };
@@ -107,13 +123,13 @@ fn writer(output: Option<Output>) -> Either<Output, Sink> {
     output.map_or_else(|| Either::Right(sink()), Either::Left)
 }
 
-
 /// Connects to a port on the loopback address of a network namespace.
 async fn connect(netns: PathBuf, port: u16) -> Result<tokio::net::TcpStream> {
     let (done, connected) = tokio::sync::oneshot::channel();
     // A thread of its own, which ends: its network is another one for good.
     let thread = std::thread::Builder::new().name("port-forward".to_owned());
-    let failed = |error: std::io::Error| Error::Internal(format!("connect to port {port}: {error}"));
+    let failed =
+        |error: std::io::Error| Error::Internal(format!("connect to port {port}: {error}"));
     thread
         .spawn(move || {
             let _ = done.send(connect_inside(&netns, port));

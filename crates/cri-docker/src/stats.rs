@@ -9,9 +9,9 @@ use futures::{StreamExt, TryStreamExt, stream};
 use longshore_base::ttl_cache::TtlCache;
 use longshore_cri::v1::{
     Container, ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage,
-    FilesystemIdentifier, FilesystemUsage, LinuxPodSandboxStats, MemoryUsage, NetworkInterfaceUsage,
-    NetworkUsage, PodSandbox, PodSandboxAttributes, PodSandboxFilter, PodSandboxStats,
-    PodSandboxStatsFilter, ProcessUsage, UInt64Value,
+    FilesystemIdentifier, FilesystemUsage, LinuxPodSandboxStats, MemoryUsage,
+    NetworkInterfaceUsage, NetworkUsage, PodSandbox, PodSandboxAttributes, PodSandboxFilter,
+    PodSandboxStats, PodSandboxStatsFilter, ProcessUsage, UInt64Value,
 };
 
 use crate::error::docker_status;
@@ -69,7 +69,10 @@ impl Inner {
     ///
     /// # Errors
     /// Of the engine.
-    pub(crate) async fn list_container_stats(&self, filter: Option<&ContainerStatsFilter>) -> Result<Vec<ContainerStats>> {
+    pub(crate) async fn list_container_stats(
+        &self,
+        filter: Option<&ContainerStatsFilter>,
+    ) -> Result<Vec<ContainerStats>> {
         let selector = filter.map(|filter| &filter.label_selector).into_iter().flatten();
         let labels: Vec<_> = selector.map(|(key, value)| format!("{key}={value}")).collect();
         let listed = self.list(Kind::Container, &labels).await?;
@@ -151,7 +154,10 @@ impl Inner {
     /// NotFound, and of the engine.
     pub(crate) async fn sandbox_stats(&self, id: &str) -> Result<PodSandboxStats> {
         let (status, known) = self.sandbox_status(id).await?;
-        let filter = ContainerStatsFilter { pod_sandbox_id: status.id.clone(), ..ContainerStatsFilter::default() };
+        let filter = ContainerStatsFilter {
+            pod_sandbox_id: status.id.clone(),
+            ..ContainerStatsFilter::default()
+        };
         let containers = self.list_container_stats(Some(&filter)).await?;
         let own = self.measure(&status.id).await?.unwrap_or_default();
         let now = timestamp::now();
@@ -190,15 +196,20 @@ impl Inner {
     ///
     /// # Errors
     /// Of the engine.
-    pub(crate) async fn list_sandbox_stats(&self, filter: Option<PodSandboxStatsFilter>) -> Result<Vec<PodSandboxStats>> {
+    pub(crate) async fn list_sandbox_stats(
+        &self,
+        filter: Option<PodSandboxStatsFilter>,
+    ) -> Result<Vec<PodSandboxStats>> {
         let filter = filter.unwrap_or_default();
-        let filter = PodSandboxFilter { id: filter.id, label_selector: filter.label_selector, state: None };
+        let filter =
+            PodSandboxFilter { id: filter.id, label_selector: filter.label_selector, state: None };
         let listed = self.list_sandboxes(Some(&filter)).await?;
         let ready = listed.into_iter().filter(|sandbox: &PodSandbox| sandbox.state == 0);
-        let stats = stream::iter(ready.map(async |sandbox| match self.sandbox_stats(&sandbox.id).await {
-            Err(error) if error.is_not_found() => Ok(None),
-            result => result.map(Some),
-        }));
+        let stats =
+            stream::iter(ready.map(async |sandbox| match self.sandbox_stats(&sandbox.id).await {
+                Err(error) if error.is_not_found() => Ok(None),
+                result => result.map(Some),
+            }));
         stats.buffer_unordered(AT_ONCE).try_filter_map(async |stats| Ok(stats)).try_collect().await
     }
 }
@@ -233,7 +244,8 @@ fn cpu(stats: &ContainerStatsResponse, timestamp: i64) -> CpuUsage {
 fn memory(stats: &ContainerStatsResponse, machine: u64, timestamp: i64) -> MemoryUsage {
     let memory = stats.memory_stats.clone().unwrap_or_default();
     let details = memory.stats.unwrap_or_default();
-    let detail = |names: [&str; 2]| names.iter().find_map(|name| details.get(*name)).copied().unwrap_or(0);
+    let detail =
+        |names: [&str; 2]| names.iter().find_map(|name| details.get(*name)).copied().unwrap_or(0);
     let usage = memory.usage.unwrap_or(0);
     let working_set = usage.saturating_sub(detail(["total_inactive_file", "inactive_file"]));
     // Without a limit of its own the engine tells the machine's memory, or more.
@@ -288,7 +300,8 @@ async fn network(pid: i64, timestamp: i64) -> Option<NetworkUsage> {
 fn interfaces(table: &str) -> impl Iterator<Item = NetworkInterfaceUsage> {
     table.lines().skip(2).filter_map(|line| {
         let (name, numbers) = line.split_once(':')?;
-        let numbers: Vec<u64> = numbers.split_whitespace().map(|n| n.parse().unwrap_or(0)).collect();
+        let numbers: Vec<u64> =
+            numbers.split_whitespace().map(|n| n.parse().unwrap_or(0)).collect();
         let number = |at: usize| numbers.get(at).and_then(|number| some(*number));
         let name = name.trim().to_owned();
         (name != "lo").then(|| NetworkInterfaceUsage {
@@ -310,7 +323,10 @@ mod tests {
     fn measured(details: &[(&str, u64)]) -> ContainerStatsResponse {
         ContainerStatsResponse {
             cpu_stats: Some(ContainerCpuStats {
-                cpu_usage: Some(ContainerCpuUsage { total_usage: Some(70), ..ContainerCpuUsage::default() }),
+                cpu_usage: Some(ContainerCpuUsage {
+                    total_usage: Some(70),
+                    ..ContainerCpuUsage::default()
+                }),
                 ..ContainerCpuStats::default()
             }),
             memory_stats: Some(ContainerMemoryStats {
@@ -358,7 +374,10 @@ mod tests {
         let found: Vec<_> = interfaces(table).collect();
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].name.as_str(), value(found[0].rx_errors.as_ref())), ("eth0", 2));
-        assert_eq!((value(found[0].tx_bytes.as_ref()), value(found[0].tx_errors.as_ref())), (30, 4));
+        assert_eq!(
+            (value(found[0].tx_bytes.as_ref()), value(found[0].tx_errors.as_ref())),
+            (30, 4)
+        );
         assert_eq!(found[1].tx_bytes, None);
     }
 }

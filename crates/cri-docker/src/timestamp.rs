@@ -26,7 +26,9 @@ mod tests {
     fn never_is_zero() {
         assert_eq!(from_text(Some("1970-01-01T00:00:01.000000002Z")), 1_000_000_002);
         assert_eq!(from_text(Some("2026-01-02T03:04:05.6+01:00")), 1_767_319_445_600_000_000);
-        for never in [None, Some("0001-01-01T00:00:00Z"), Some(""), Some("x"), Some("9999-01-01T00:00:00Z")] {
+        for never in
+            [None, Some("0001-01-01T00:00:00Z"), Some(""), Some("x"), Some("9999-01-01T00:00:00Z")]
+        {
             assert_eq!(from_text(never), 0, "{never:?}");
         }
         assert_eq!((from_seconds(i64::MAX), from_seconds(-5)), (i64::MAX, 0));

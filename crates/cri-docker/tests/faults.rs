@@ -9,7 +9,9 @@ use crate::common::{Bed, container, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn containers_outlive_an_engine_with_live_restore() -> Result<()> {
-    let Some(mut bed) = Bed::with(DockerOptions { live_restore: true }).await? else { return Ok(()) };
+    let Some(mut bed) = Bed::with(DockerOptions { live_restore: true }).await? else {
+        return Ok(());
+    };
     let config = bed.pod("web");
     let pod = bed.run_pod(&config).await?;
     let id = bed.run(&pod, container("c", "exec sleep 1000"), &config).await?;
@@ -17,13 +19,21 @@ async fn containers_outlive_an_engine_with_live_restore() -> Result<()> {
     let request = ContainerStatusRequest { container_id: id.clone(), verbose: false };
     let error = bed.runtime.container_status(request).await.err().context("no engine")?;
     assert_eq!(error.code(), Code::Unavailable, "{error}");
-    let status = bed.runtime.status(StatusRequest::default()).await?.into_inner().status.unwrap_or_default();
-    ensure!(status.conditions.iter().any(|c| c.r#type == "RuntimeReady" && !c.status), "{status:?}");
+    let status =
+        bed.runtime.status(StatusRequest::default()).await?.into_inner().status.unwrap_or_default();
+    ensure!(
+        status.conditions.iter().any(|c| c.r#type == "RuntimeReady" && !c.status),
+        "{status:?}"
+    );
 
     bed.docker.start_again(&bed.host)?;
     until("the container is known again", async || {
         let status = bed.status(&id).await.map_err(|e| e.to_string())?;
-        if status.state() == ContainerState::ContainerRunning { Ok(()) } else { Err(format!("{status:?}")) }
+        if status.state() == ContainerState::ContainerRunning {
+            Ok(())
+        } else {
+            Err(format!("{status:?}"))
+        }
     })
     .await?;
     assert_eq!(bed.exec(&id, "echo still").await?.stdout, b"still\n"[..]);

@@ -23,26 +23,29 @@ async fn logs_lose_nothing_over_rotations_and_restarts() -> Result<()> {
         })
         .await?;
         fs::rename(&log, folder.join(format!("0.log.20260101-00000{number}")))?;
-        bed.runtime.reopen_container_log(ReopenContainerLogRequest { container_id: id.clone() }).await?;
+        let request = ReopenContainerLogRequest { container_id: id.clone() };
+        bed.runtime.reopen_container_log(request).await.context("reopen")?;
         if number == 1 {
             bed.stop_service().await?;
             bed.start_service().await?;
         }
     }
-    bed.exited(&id).await?;
+    bed.exited(&id).await.context("its end")?;
     let mut files: Vec<_> = fs::read_dir(&folder)?.flatten().map(|entry| entry.path()).collect();
     files.sort();
     // The one without a stamp is the newest.
     files.rotate_left(1);
     let text = files.iter().map(fs::read_to_string).collect::<std::io::Result<String>>()?;
-    let lines: Vec<_> = text.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default()).collect();
+    let lines: Vec<_> =
+        text.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default()).collect();
     let (last, rest) = lines.split_last().context("no lines")?;
     assert_eq!(*last, "end");
     for (number, line) in rest.iter().enumerate() {
         ensure!(*line == format!("line {number}"), "line {number} is {line:?}");
     }
     assert_eq!(rest.len(), 3000);
-    let error = bed.runtime.reopen_container_log(ReopenContainerLogRequest { container_id: id }).await;
+    let error =
+        bed.runtime.reopen_container_log(ReopenContainerLogRequest { container_id: id }).await;
     assert_eq!(error.err().context("reopened")?.code(), tonic::Code::FailedPrecondition);
     bed.remove_pod(&pod).await?;
     bed.end().await

@@ -77,8 +77,11 @@ impl Docker {
             .args(["--storage-driver=overlay2", "--userland-proxy=false"])
             .arg(format!("--live-restore={}", self.options.live_restore));
         let _ = fs::remove_file(self.socket());
-        // One that was killed has left it.
-        let _ = fs::remove_file(self.dir.join("pid"));
+        // One that was killed has left these. Its containerd ends with it, but as long as nobody has reaped that, its
+        // pid looks alive.
+        for file in ["pid", "run/containerd/containerd.pid", "run/containerd/containerd.sock"] {
+            let _ = fs::remove_file(self.dir.join(file));
+        }
         let mut daemon = host.spawn("docker", command)?;
         poll_until(START, "the Docker Engine to answer", || {
             daemon.check_running()?;
@@ -150,7 +153,8 @@ impl Docker {
         let socket = self.socket();
         let mut stream = UnixStream::connect(&socket).at(&socket)?;
         stream.set_read_timeout(Some(ANSWER)).at(&socket)?;
-        let kind = if body.first() == Some(&b'{') { "application/json" } else { "application/x-tar" };
+        let kind =
+            if body.first() == Some(&b'{') { "application/json" } else { "application/x-tar" };
         let head = format!(
             "{method} {path} HTTP/1.0\r\nHost: docker\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
             body.len()
@@ -168,6 +172,9 @@ impl Docker {
     }
 
     fn refused(&self, what: &str, status: u16, answer: &Value) -> Error {
-        Error::Command { command: format!("dockerd: {what}"), message: format!("{status} {answer}") }
+        Error::Command {
+            command: format!("dockerd: {what}"),
+            message: format!("{status} {answer}"),
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! A container as the engine makes it. Pure.
 
 use bollard::models::{
-    ContainerCreateBody, DeviceMapping, DeviceRequest, HealthConfig, HostConfig, HostConfigLogConfig,
+    ContainerCreateBody, DeviceMapping, DeviceRequest, HealthConfig, HostConfig,
+    HostConfigLogConfig,
 };
 use longshore_cri::v1::{
     ContainerConfig, KeyValue, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption,
@@ -53,7 +54,11 @@ pub(crate) fn body(
         devices: Some(config.devices.iter().map(device).collect()),
         device_requests: cdi(config, with.api)?,
         mounts: Some(
-            config.mounts.iter().map(|mount| mounts::convert(mount, with.api)).collect::<Result<_>>()?,
+            config
+                .mounts
+                .iter()
+                .map(|mount| mounts::convert(mount, with.api))
+                .collect::<Result<_>>()?,
         ),
         ..HostConfig::default()
     };
@@ -80,7 +85,10 @@ pub(crate) fn body(
         stdin_once: Some(config.stdin_once),
         stop_signal: stop_signal(config.stop_signal()),
         // Probes are the kubelet's.
-        healthcheck: Some(HealthConfig { test: Some(vec!["NONE".into()]), ..HealthConfig::default() }),
+        healthcheck: Some(HealthConfig {
+            test: Some(vec!["NONE".into()]),
+            ..HealthConfig::default()
+        }),
         host_config: Some(host),
         ..ContainerCreateBody::default()
     })
@@ -146,7 +154,11 @@ fn cdi(config: &ContainerConfig, api: u32) -> Result<Option<Vec<DeviceRequest>>>
 }
 
 /// Network, IPC and host name are the sandbox's, which may have the node's; the PID namespace is as asked for.
-fn namespaces(options: Option<&NamespaceOption>, sandbox: &str, host: &mut HostConfig) -> Result<()> {
+fn namespaces(
+    options: Option<&NamespaceOption>,
+    sandbox: &str,
+    host: &mut HostConfig,
+) -> Result<()> {
     let shared = format!("container:{sandbox}");
     host.network_mode = Some(shared.clone());
     host.ipc_mode = Some(shared.clone());
@@ -229,8 +241,10 @@ mod tests {
 
     #[test]
     fn containers_are_made_as_asked_for() {
-        let resources =
-            LinuxContainerResources { memory_limit_in_bytes: 1 << 26, ..LinuxContainerResources::default() };
+        let resources = LinuxContainerResources {
+            memory_limit_in_bytes: 1 << 26,
+            ..LinuxContainerResources::default()
+        };
         let config = ContainerConfig {
             command: vec!["sh".into()],
             args: vec!["-c".into(), "x".into()],
@@ -261,7 +275,10 @@ mod tests {
         assert_eq!(body.env, Some(vec!["A=b=c".to_owned()]));
         assert_eq!(body.user.as_deref(), Some("7:8"));
         assert_eq!(body.stop_signal.as_deref(), Some("SIGUSR1"));
-        assert_eq!((body.tty, body.open_stdin, body.stdin_once), (Some(true), Some(true), Some(false)));
+        assert_eq!(
+            (body.tty, body.open_stdin, body.stdin_once),
+            (Some(true), Some(true), Some(false))
+        );
         assert_eq!(body.labels.unwrap()[labels::LOG_PATH], "/var/log/pods/n_p_u/c/0.log");
         let host = body.host_config.unwrap();
         assert_eq!(host.memory, Some(1 << 26));
@@ -275,7 +292,10 @@ mod tests {
     #[test]
     fn what_is_unsaid_is_the_images() {
         let body = body(&config(), &sandbox(), surroundings()).unwrap();
-        assert_eq!((body.entrypoint, body.cmd, body.user, body.working_dir), (None, None, None, None));
+        assert_eq!(
+            (body.entrypoint, body.cmd, body.user, body.working_dir),
+            (None, None, None, None)
+        );
         assert_eq!((body.stop_signal, body.hostname), (None, None));
     }
 
@@ -320,7 +340,10 @@ mod tests {
     fn broken_variables_and_paths_are_no_panic() {
         let env = KeyValue { key: "A".into(), value: [0xff].as_slice().into() };
         let config = ContainerConfig { envs: vec![env], ..config() };
-        assert_eq!(body(&config, &sandbox(), surroundings()).unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(
+            body(&config, &sandbox(), surroundings()).unwrap_err().code(),
+            Code::InvalidArgument
+        );
         assert_eq!(log_path(&config, &PodSandboxConfig::default()), "");
     }
 

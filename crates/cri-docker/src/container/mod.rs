@@ -43,7 +43,8 @@ impl Inner {
         let sandbox = self.inspect(sandbox, Kind::Sandbox).await?;
         let linux = config.linux.as_ref();
         let context = linux.and_then(|linux| linux.security_context.as_ref());
-        let wanted = linux.and_then(|linux| linux.resources.as_ref()).map_or(0, |r| r.oom_score_adj);
+        let wanted =
+            linux.and_then(|linux| linux.resources.as_ref()).map_or(0, |r| r.oom_score_adj);
         let surroundings = config::Surroundings {
             sandbox: sandbox.id.clone().unwrap_or_default(),
             runtime: sandbox.host_config.and_then(|host| host.runtime),
@@ -64,9 +65,15 @@ impl Inner {
 
     /// Creates what the engine calls a container. A name that a crash between creation and answer has left
     /// taken is made free; one that is somebody else's is evaded.
-    pub(crate) async fn create(&self, kind: Kind, name: &str, body: ContainerCreateBody) -> Result<String> {
+    pub(crate) async fn create(
+        &self,
+        kind: Kind,
+        name: &str,
+        body: ContainerCreateBody,
+    ) -> Result<String> {
         let _place = self.creations.enter(name)?;
-        let failed = |error| Error::docker(format!("failed to create {} {name}", kind.noun()), error);
+        let failed =
+            |error| Error::docker(format!("failed to create {} {name}", kind.noun()), error);
         let conflict = match self.create_named(name, &body).await {
             Ok(id) => return Ok(id),
             Err(error) if is_name_conflict(&error) => error,
@@ -98,7 +105,12 @@ impl Inner {
 
     /// Removes a container that has the name of a new one and never ran. One that runs, or has run, is
     /// known to the kubelet and stays.
-    async fn make_way(&self, kind: Kind, name: &str, other: &ContainerInspectResponse) -> Result<Way> {
+    async fn make_way(
+        &self,
+        kind: Kind,
+        name: &str,
+        other: &ContainerInspectResponse,
+    ) -> Result<Way> {
         let labels = other.config.as_ref().and_then(|config| config.labels.clone());
         if Kind::of(&labels.unwrap_or_default()) != Some(kind) {
             return Ok(Way::Foreign);
@@ -216,7 +228,10 @@ impl Inner {
     ///
     /// # Errors
     /// Of the engine.
-    pub(crate) async fn list_containers(&self, filter: Option<&ContainerFilter>) -> Result<Vec<Container>> {
+    pub(crate) async fn list_containers(
+        &self,
+        filter: Option<&ContainerFilter>,
+    ) -> Result<Vec<Container>> {
         let selector = filter.map(|filter| &filter.label_selector).into_iter().flatten();
         let labels: Vec<_> = selector.map(|(key, value)| format!("{key}={value}")).collect();
         let listed = self.list(Kind::Container, &labels).await?;
@@ -235,7 +250,10 @@ impl Inner {
     ///
     /// # Errors
     /// NotFound, and of the engine.
-    pub(crate) async fn container_status(&self, id: &str) -> Result<(ContainerStatus, ContainerInspectResponse)> {
+    pub(crate) async fn container_status(
+        &self,
+        id: &str,
+    ) -> Result<(ContainerStatus, ContainerInspectResponse)> {
         let container = self.inspect(id, Kind::Container).await?;
         if status::state(&container) == ContainerState::ContainerExited {
             self.logs.complete(&container).await;
@@ -259,7 +277,11 @@ impl Inner {
     ///
     /// # Errors
     /// NotFound, and of the engine.
-    pub(crate) async fn update_container(&self, id: &str, wanted: &LinuxContainerResources) -> Result<()> {
+    pub(crate) async fn update_container(
+        &self,
+        id: &str,
+        wanted: &LinuxContainerResources,
+    ) -> Result<()> {
         let container = self.inspect(id, Kind::Container).await?;
         let id = container.id.as_deref().unwrap_or(id);
         let change = resources::update(wanted);
@@ -291,7 +313,9 @@ impl Inner {
         let container = match self.engine.inspect_container(id, None).await {
             Ok(container) => container,
             Err(error) if docker_status(&error) == Some(404) => return Err(not_found()),
-            Err(error) => return Err(Error::docker(format!("inspect {} {id}", kind.noun()), error)),
+            Err(error) => {
+                return Err(Error::docker(format!("inspect {} {id}", kind.noun()), error));
+            }
         };
         let labels = container.config.as_ref().and_then(|config| config.labels.as_ref());
         // A name that looks like an identifier is none.
@@ -311,7 +335,10 @@ enum Way {
 /// Makes the folder that a mount's source is to be, where nothing is: as other runtimes do.
 async fn make_source(mount: &Mount) -> Result<()> {
     let path = Path::new(&mount.host_path);
-    if mount.image.is_some() || !path.is_absolute() || tokio::fs::symlink_metadata(path).await.is_ok() {
+    if mount.image.is_some()
+        || !path.is_absolute()
+        || tokio::fs::symlink_metadata(path).await.is_ok()
+    {
         return Ok(());
     }
     let made = tokio::fs::create_dir_all(path).await;

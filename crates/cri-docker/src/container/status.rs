@@ -17,7 +17,10 @@ pub(crate) fn item(container: ContainerSummary) -> Option<Container> {
         metadata: Some(names::parse_container(container.names.as_ref()?.first()?)?),
         id: container.id?,
         pod_sandbox_id: all.get(labels::SANDBOX).cloned().unwrap_or_default(),
-        image: Some(ImageSpec { image: container.image.unwrap_or_default(), ..ImageSpec::default() }),
+        image: Some(ImageSpec {
+            image: container.image.unwrap_or_default(),
+            ..ImageSpec::default()
+        }),
         image_ref: image_id.clone(),
         state: listed_state(container.state).into(),
         created_at: timestamp::from_seconds(container.created.unwrap_or(0)),
@@ -31,7 +34,9 @@ fn listed_state(state: Option<ContainerSummaryStateEnum>) -> ContainerState {
     use ContainerSummaryStateEnum as Docker;
     match state {
         Some(Docker::CREATED) => ContainerState::ContainerCreated,
-        Some(Docker::RUNNING | Docker::PAUSED | Docker::RESTARTING) => ContainerState::ContainerRunning,
+        Some(Docker::RUNNING | Docker::PAUSED | Docker::RESTARTING) => {
+            ContainerState::ContainerRunning
+        }
         Some(Docker::EXITED | Docker::DEAD | Docker::REMOVING | Docker::STOPPING) => {
             ContainerState::ContainerExited
         }
@@ -61,7 +66,9 @@ pub(crate) fn status(
             image: image_name(config.image.as_deref().unwrap_or_default(), image),
             ..ImageSpec::default()
         }),
-        image_ref: image.and_then(|image| image.repo_digests.as_ref()?.first().cloned()).unwrap_or_else(|| image_id.clone()),
+        image_ref: image
+            .and_then(|image| image.repo_digests.as_ref()?.first().cloned())
+            .unwrap_or_else(|| image_id.clone()),
         image_id,
         reason: run.reason.to_owned(),
         message: run.message,
@@ -154,10 +161,19 @@ mod tests {
             ((true, false, 5, AT_2, AT_1), (ContainerRunning, 2 * SECOND, 0, 0, "")),
             ((false, false, 0, AT_1, AT_2), (ContainerExited, SECOND, 2 * SECOND, 0, "Completed")),
             ((false, false, 3, AT_1, AT_2), (ContainerExited, SECOND, 2 * SECOND, 3, "Error")),
-            ((false, true, 137, AT_1, AT_2), (ContainerExited, SECOND, 2 * SECOND, 137, "OOMKilled")),
-            ((false, false, 127, NEVER, NEVER), (ContainerExited, SECOND, SECOND, 127, "ContainerCannotRun")),
+            (
+                (false, true, 137, AT_1, AT_2),
+                (ContainerExited, SECOND, 2 * SECOND, 137, "OOMKilled"),
+            ),
+            (
+                (false, false, 127, NEVER, NEVER),
+                (ContainerExited, SECOND, SECOND, 127, "ContainerCannotRun"),
+            ),
             ((false, false, 0, NEVER, NEVER), (ContainerCreated, 0, 0, 0, "")),
-            ((false, false, i64::MAX, AT_1, AT_2), (ContainerExited, SECOND, 2 * SECOND, -1, "Error")),
+            (
+                (false, false, i64::MAX, AT_1, AT_2),
+                (ContainerExited, SECOND, 2 * SECOND, -1, "Error"),
+            ),
         ];
         for ((running, oom, code, started, finished), expected) in cases {
             let container = ContainerInspectResponse {

@@ -219,7 +219,8 @@ impl Copier {
     fn next_file(&self) -> io::Result<Option<File>> {
         let Some(file) = &self.file else { return Ok(None) };
         let own = identity(&file.metadata()?);
-        let is_own = |path: &Path| fs::metadata(path).is_ok_and(|metadata| identity(&metadata) == own);
+        let is_own =
+            |path: &Path| fs::metadata(path).is_ok_and(|metadata| identity(&metadata) == own);
         if is_own(&self.source) || !self.source.exists() {
             return Ok(None);
         }
@@ -235,7 +236,10 @@ impl Copier {
                 };
             }
         }
-        tracing::warn!("log {:?}: the engine has rotated lines away before they were copied", self.source);
+        tracing::warn!(
+            "log {:?}: the engine has rotated lines away before they were copied",
+            self.source
+        );
         self.oldest()
     }
 
@@ -357,11 +361,15 @@ mod tests {
     }
 
     fn line(number: u32) -> String {
-        format!("{{\"log\":\"l{number}\\n\",\"stream\":\"stdout\",\"time\":\"2026-01-01T00:00:00.{number:09}Z\"}}\n")
+        format!(
+            "{{\"log\":\"l{number}\\n\",\"stream\":\"stdout\",\"time\":\"2026-01-01T00:00:00.{number:09}Z\"}}\n"
+        )
     }
 
     fn expected(numbers: impl Iterator<Item = u32>) -> String {
-        numbers.map(|number| format!("2026-01-01T00:00:00.{number:09}Z stdout F l{number}\n")).collect()
+        numbers
+            .map(|number| format!("2026-01-01T00:00:00.{number:09}Z stdout F l{number}\n"))
+            .collect()
     }
 
     #[test]

@@ -57,7 +57,11 @@ impl Logs {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn begin(&self, container: &ContainerInspectResponse, root: &str) -> Result<()> {
+    pub(crate) async fn begin(
+        &self,
+        container: &ContainerInspectResponse,
+        root: &str,
+    ) -> Result<()> {
         let (Some(target), Some(id)) = (log_path_of(container), container.id.as_deref()) else {
             return Ok(());
         };
@@ -98,7 +102,8 @@ impl Logs {
     /// Takes up the logs of containers that were started before this program: what runs is followed, and of
     /// what has ended meanwhile the rest is copied.
     pub(crate) async fn resume(&self, inner: &Inner) {
-        let (containers, info) = match (inner.list(Kind::Container, &[]).await, inner.info().await) {
+        let (containers, info) = match (inner.list(Kind::Container, &[]).await, inner.info().await)
+        {
             (Ok(containers), Ok(info)) => (containers, info),
             (Err(error), _) | (_, Err(error)) => {
                 tracing::warn!("logs of containers are not taken up: {error}");
@@ -166,7 +171,11 @@ impl Logs {
     ///
     /// # Errors
     /// FailedPrecondition when the container does not run, and of the file system.
-    pub(crate) async fn reopen(&self, container: &ContainerInspectResponse, root: &str) -> Result<()> {
+    pub(crate) async fn reopen(
+        &self,
+        container: &ContainerInspectResponse,
+        root: &str,
+    ) -> Result<()> {
         let id = container.id.as_deref().unwrap_or_default();
         if container.state.as_ref().and_then(|state| state.running) != Some(true) {
             return Err(Error::Precondition(format!("container {id} is not running")));
@@ -175,7 +184,8 @@ impl Logs {
         let order = self.followers.lock().get(id).map(|orders| orders.send(Order::Reopen(done)));
         match order {
             Some(Ok(())) => {
-                let reopened = reopened.await.map_err(io::Error::other).and_then(|reopened| reopened);
+                let reopened =
+                    reopened.await.map_err(io::Error::other).and_then(|reopened| reopened);
                 reopened.map_err(|error| Error::file("reopen log of container", id, error))
             }
             _ => self.begin(container, root).await,

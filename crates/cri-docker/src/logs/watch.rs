@@ -44,16 +44,24 @@ impl Watcher {
                 if event.mask.contains(inotify::EventMask::IGNORED) {
                     waiting.remove(&event.wd);
                 } else if event.mask.contains(inotify::EventMask::Q_OVERFLOW) {
-                    waiting.values().filter_map(Weak::upgrade).for_each(|notify| notify.notify_one());
+                    waiting
+                        .values()
+                        .filter_map(Weak::upgrade)
+                        .for_each(|notify| notify.notify_one());
                 }
             }
         });
-        Ok(Arc::new(Self { watches: Mutex::new(watches), waiting, _events: AbortOnDropHandle::new(events) }))
+        Ok(Arc::new(Self {
+            watches: Mutex::new(watches),
+            waiting,
+            _events: AbortOnDropHandle::new(events),
+        }))
     }
 
     /// Wakes `notify` when the file is written to, renamed or removed; `None` when it is not there.
     pub(super) fn add(&self, file: &Path, notify: &Arc<Notify>) -> Option<()> {
-        let mask = WatchMask::MODIFY | WatchMask::MOVE_SELF | WatchMask::DELETE_SELF | WatchMask::ATTRIB;
+        let mask =
+            WatchMask::MODIFY | WatchMask::MOVE_SELF | WatchMask::DELETE_SELF | WatchMask::ATTRIB;
         // Locked first: an event comes after its receiver is known.
         let mut waiting = self.waiting.lock();
         let watch = self.watches.lock().add(file, mask).ok()?;

@@ -28,7 +28,10 @@ pub(crate) struct Surroundings<'a> {
 ///
 /// # Errors
 /// When the engine cannot do what is asked for.
-pub(crate) fn body(config: &PodSandboxConfig, with: Surroundings<'_>) -> Result<ContainerCreateBody> {
+pub(crate) fn body(
+    config: &PodSandboxConfig,
+    with: Surroundings<'_>,
+) -> Result<ContainerCreateBody> {
     let linux = config.linux.as_ref();
     let context = linux.and_then(|linux| linux.security_context.as_ref());
     let mut host = HostConfig {
@@ -125,7 +128,11 @@ mod tests {
         }
     }
 
-    fn namespaces(network: NamespaceMode, pid: NamespaceMode, ipc: NamespaceMode) -> NamespaceOption {
+    fn namespaces(
+        network: NamespaceMode,
+        pid: NamespaceMode,
+        ipc: NamespaceMode,
+    ) -> NamespaceOption {
         NamespaceOption {
             network: network.into(),
             pid: pid.into(),

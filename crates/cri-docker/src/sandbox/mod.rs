@@ -4,7 +4,9 @@ pub(crate) mod config;
 
 use std::collections::{HashMap, HashSet};
 
-use bollard::models::{ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum, HostConfig};
+use bollard::models::{
+    ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum, HostConfig,
+};
 use bollard::query_parameters::{CreateImageOptionsBuilder, ListContainersOptionsBuilder};
 use futures::TryStreamExt;
 use longshore_cri::v1::{
@@ -27,9 +29,14 @@ impl Inner {
     ///
     /// # Errors
     /// Of the engine, of its network, and for what it cannot do.
-    pub(crate) async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+    pub(crate) async fn run_sandbox(
+        &self,
+        config: &PodSandboxConfig,
+        handler: &str,
+    ) -> Result<String> {
         let metadata = config.metadata.as_ref();
-        let metadata = metadata.ok_or_else(|| Error::Invalid("the sandbox has no metadata".into()))?;
+        let metadata =
+            metadata.ok_or_else(|| Error::Invalid("the sandbox has no metadata".into()))?;
         let name = names::of_sandbox(metadata)?;
         let info = self.info().await?;
         let runtime = info.runtime(handler)?;
@@ -56,10 +63,9 @@ impl Inner {
     async fn set_up_sandbox(&self, id: &str, config: &PodSandboxConfig) -> Result<()> {
         let checkpoint = Checkpoint::new(config);
         self.checkpoints.write(id, &checkpoint).await?;
-        self.engine
-            .start_container(id, None)
-            .await
-            .map_err(|error| Error::docker(format!("failed to start sandbox container {id}"), error))?;
+        self.engine.start_container(id, None).await.map_err(|error| {
+            Error::docker(format!("failed to start sandbox container {id}"), error)
+        })?;
         let resolv_conf = config::resolv_conf(config);
         if resolv_conf.is_none() && checkpoint.is_host_network() {
             return Ok(());
@@ -99,7 +105,9 @@ impl Inner {
         match self.engine.inspect_image(image).await {
             Ok(_) => return Ok(()),
             Err(error) if crate::error::docker_status(&error) == Some(404) => {}
-            Err(error) => return Err(Error::docker(format!("inspect sandbox image {image:?}"), error)),
+            Err(error) => {
+                return Err(Error::docker(format!("inspect sandbox image {image:?}"), error));
+            }
         }
         let options = CreateImageOptionsBuilder::default().from_image(image).build();
         let pull = self.engine.create_image(Some(options), None, None);
@@ -194,7 +202,11 @@ impl Inner {
     }
 
     /// All sandboxes or containers of Kubernetes that have these labels (`key=value`).
-    pub(crate) async fn list(&self, kind: Kind, labels: &[String]) -> Result<Vec<ContainerSummary>> {
+    pub(crate) async fn list(
+        &self,
+        kind: Kind,
+        labels: &[String],
+    ) -> Result<Vec<ContainerSummary>> {
         let mut all = vec![kind.filter()];
         all.extend_from_slice(labels);
         let filters: HashMap<&str, Vec<String>> = [("label", all)].into();
@@ -209,13 +221,15 @@ impl Inner {
     ///
     /// # Errors
     /// NotFound, and of the engine.
-    pub(crate) async fn sandbox_status(&self, id: &str) -> Result<(PodSandboxStatus, ContainerInspectResponse)> {
+    pub(crate) async fn sandbox_status(
+        &self,
+        id: &str,
+    ) -> Result<(PodSandboxStatus, ContainerInspectResponse)> {
         let container = self.inspect(id, Kind::Sandbox).await?;
         let id = container.id.clone().unwrap_or_default();
         let node_network = network_mode(container.host_config.as_ref()) == NamespaceMode::Node;
         let running = container.state.as_ref().and_then(|state| state.running) == Some(true);
-        let addresses =
-            if node_network { Vec::new() } else { self.network.addresses(&id).await };
+        let addresses = if node_network { Vec::new() } else { self.network.addresses(&id).await };
         let status = status(&container, running, &addresses)
             .ok_or_else(|| Error::NotFound { kind: "sandbox", id })?;
         Ok((status, container))
@@ -226,7 +240,10 @@ impl Inner {
     ///
     /// # Errors
     /// Of the engine.
-    pub(crate) async fn list_sandboxes(&self, filter: Option<&PodSandboxFilter>) -> Result<Vec<PodSandbox>> {
+    pub(crate) async fn list_sandboxes(
+        &self,
+        filter: Option<&PodSandboxFilter>,
+    ) -> Result<Vec<PodSandbox>> {
         let everything = filter.is_none_or(|filter| *filter == PodSandboxFilter::default());
         // Before the list: a sandbox has its container first.
         let kept = if everything { self.checkpoints.list().await? } else { Vec::new() };
@@ -327,7 +344,9 @@ fn status(
         state: state(running).into(),
         created_at: timestamp::from_text(container.created.as_deref()),
         network: Some(network),
-        linux: Some(LinuxPodSandboxStatus { namespaces: Some(Namespace { options: Some(options) }) }),
+        linux: Some(LinuxPodSandboxStatus {
+            namespaces: Some(Namespace { options: Some(options) }),
+        }),
         labels,
         annotations,
         runtime_handler: host.runtime.unwrap_or_default(),

@@ -13,18 +13,17 @@ use nix::sched::{CloneFlags, setns};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-pub use image_service_client::ImageServiceClient;
-pub use runtime_service_client::RuntimeServiceClient;
+use runtime_service_client::RuntimeServiceClient;
 
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A host with an engine.
-pub struct Bed {
-    pub host: Host,
-    pub docker: Docker,
+pub(crate) struct Bed {
+    pub(crate) host: Host,
+    pub(crate) docker: Docker,
     service: Option<Service>,
-    pub runtime: RuntimeServiceClient<Channel>,
+    pub(crate) runtime: RuntimeServiceClient<Channel>,
 }
 
 /// The service in a thread, whose network is the host's.
@@ -35,13 +34,15 @@ struct Service {
 
 impl Bed {
     /// `None` where there is no engine.
-    pub async fn start() -> Result<Option<Self>> {
+    pub(crate) async fn start() -> Result<Option<Self>> {
         Self::with(DockerOptions::default()).await
     }
 
-    pub async fn with(options: DockerOptions) -> Result<Option<Self>> {
+    pub(crate) async fn with(options: DockerOptions) -> Result<Option<Self>> {
         if !Docker::is_installed() {
-            println!("skipped: no dockerd on this machine (scripts/install-deps.sh test installs docker.io)");
+            println!(
+                "skipped: no dockerd on this machine (scripts/install-deps.sh test installs docker.io)"
+            );
             return Ok(None);
         }
         let host = Host::bare()?;
@@ -54,7 +55,7 @@ impl Bed {
         Ok(Some(bed))
     }
 
-    pub async fn start_service(&mut self) -> Result<()> {
+    pub(crate) async fn start_service(&mut self) -> Result<()> {
         let [conf, bin] = self.host.cni_dirs()?;
         let settings = Settings {
             docker_endpoint: format!("unix://{}", self.docker.socket().display()),
@@ -82,7 +83,7 @@ impl Bed {
         .await
     }
 
-    pub async fn stop_service(&mut self) -> Result<()> {
+    pub(crate) async fn stop_service(&mut self) -> Result<()> {
         if let Some(Service { stop, thread }) = self.service.take() {
             stop.cancel();
             let ended = tokio::task::spawn_blocking(move || thread.join()).await?;
@@ -91,16 +92,15 @@ impl Bed {
         Ok(())
     }
 
-    /// Ends everything, and looks for what is left.
-    pub async fn end(mut self) -> Result<()> {
+    /// Ends everything, and looks for what of it is left.
+    pub(crate) async fn end(mut self) -> Result<()> {
         self.stop_service().await?;
         self.docker.stop()?;
         let host = self.host;
-        tokio::task::spawn_blocking(move || host.assert_clean()).await?;
-        Ok(())
+        Ok(tokio::task::spawn_blocking(move || host.teardown()).await??)
     }
 
-    pub fn pod(&self, name: &str) -> PodSandboxConfig {
+    pub(crate) fn pod(&self, name: &str) -> PodSandboxConfig {
         PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: name.into(),
@@ -119,19 +119,29 @@ impl Bed {
         }
     }
 
-    pub async fn run_pod(&mut self, config: &PodSandboxConfig) -> Result<String> {
+    pub(crate) async fn run_pod(&mut self, config: &PodSandboxConfig) -> Result<String> {
         let request =
             RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
         Ok(self.runtime.run_pod_sandbox(request).await?.into_inner().pod_sandbox_id)
     }
 
-    pub async fn run(&mut self, pod: &str, config: ContainerConfig, sandbox: &PodSandboxConfig) -> Result<String> {
+    pub(crate) async fn run(
+        &mut self,
+        pod: &str,
+        config: ContainerConfig,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String> {
         let id = self.create(pod, config, sandbox).await?;
         self.runtime.start_container(StartContainerRequest { container_id: id.clone() }).await?;
         Ok(id)
     }
 
-    pub async fn create(&mut self, pod: &str, config: ContainerConfig, sandbox: &PodSandboxConfig) -> Result<String> {
+    pub(crate) async fn create(
+        &mut self,
+        pod: &str,
+        config: ContainerConfig,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String> {
         let request = CreateContainerRequest {
             pod_sandbox_id: pod.to_owned(),
             config: Some(config),
@@ -140,31 +150,36 @@ impl Bed {
         Ok(self.runtime.create_container(request).await?.into_inner().container_id)
     }
 
-    pub async fn status(&mut self, id: &str) -> Result<ContainerStatus> {
+    pub(crate) async fn status(&mut self, id: &str) -> Result<ContainerStatus> {
         let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         self.runtime.container_status(request).await?.into_inner().status.context("no status")
     }
 
-    pub async fn exited(&mut self, id: &str) -> Result<ContainerStatus> {
+    pub(crate) async fn exited(&mut self, id: &str) -> Result<ContainerStatus> {
         let mut runtime = self.runtime.clone();
         let container_id = id.to_owned();
         until("the container ends", async || {
-            let request = ContainerStatusRequest { container_id: container_id.clone(), verbose: false };
+            let request =
+                ContainerStatusRequest { container_id: container_id.clone(), verbose: false };
             let status = runtime.container_status(request).await.map_err(|e| e.to_string())?;
             let status = status.into_inner().status.unwrap_or_default();
-            if status.state() == ContainerState::ContainerExited { Ok(()) } else { Err(format!("{status:?}")) }
+            if status.state() == ContainerState::ContainerExited {
+                Ok(())
+            } else {
+                Err(format!("{status:?}"))
+            }
         })
         .await?;
         self.status(id).await
     }
 
-    pub async fn exec(&mut self, id: &str, script: &str) -> Result<ExecSyncResponse> {
+    pub(crate) async fn exec(&mut self, id: &str, script: &str) -> Result<ExecSyncResponse> {
         let cmd = ["sh", "-c", script].map(str::to_owned).to_vec();
         let request = ExecSyncRequest { container_id: id.to_owned(), cmd, timeout: 30 };
         Ok(self.runtime.exec_sync(request).await?.into_inner())
     }
 
-    pub async fn remove_pod(&mut self, id: &str) -> Result<()> {
+    pub(crate) async fn remove_pod(&mut self, id: &str) -> Result<()> {
         let pod_sandbox_id = id.to_owned();
         self.runtime.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id }).await?;
         let pod_sandbox_id = id.to_owned();
@@ -173,7 +188,7 @@ impl Bed {
     }
 
     /// Identifiers of all containers that the engine has.
-    pub fn engine_containers(&self) -> Result<Vec<String>> {
+    pub(crate) fn engine_containers(&self) -> Result<Vec<String>> {
         let (status, answer) = self.docker.request("GET", "/containers/json?all=true", &[])?;
         ensure!(status == 200, "{status} {answer}");
         let all = answer.as_array().context("no list")?;
@@ -181,7 +196,7 @@ impl Bed {
     }
 
     /// Files that CNI and the service keep of sandboxes.
-    pub fn kept(&self) -> Vec<PathBuf> {
+    pub(crate) fn kept(&self) -> Vec<PathBuf> {
         ["cni/results", "cri/sandbox"]
             .iter()
             .filter_map(|folder| std::fs::read_dir(self.host.dir().join(folder)).ok())
@@ -190,7 +205,7 @@ impl Bed {
     }
 }
 
-pub fn container(name: &str, script: &str) -> ContainerConfig {
+pub(crate) fn container(name: &str, script: &str) -> ContainerConfig {
     ContainerConfig {
         metadata: Some(ContainerMetadata { name: name.into(), attempt: 0 }),
         image: Some(ImageSpec { image: BUSYBOX.into(), ..ImageSpec::default() }),
@@ -200,7 +215,10 @@ pub fn container(name: &str, script: &str) -> ContainerConfig {
     }
 }
 
-pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> Result<(), String>) -> Result<()> {
+pub(crate) async fn until(
+    what: &str,
+    mut condition: impl AsyncFnMut() -> Result<(), String>,
+) -> Result<()> {
     let mut last = String::new();
     let met = async {
         while let Err(why) = condition().await {
