@@ -295,7 +295,7 @@ mod tests {
         all.write(&id, &Checkpoint::new(&config)).await.unwrap();
         let read = all.read(&id).await.unwrap().unwrap();
         assert_eq!(Some(read.metadata()), config.metadata);
-        assert_eq!(all.list().await.unwrap(), [id.clone()]);
+        assert_eq!(all.list().await.unwrap(), std::slice::from_ref(&id));
 
         let theirs = r#"{"version":"v1","name":"web","namespace":"prod","data":{"host_network":true},"checksum":12315789}"#;
         std::fs::write(folder.path().join("sandbox").join(&id), theirs).unwrap();

@@ -116,13 +116,10 @@ impl Service {
 }
 
 /// A list in messages of bounded size.
-fn batches<T: Send + 'static, M: 'static>(
+fn batches<T: Send + 'static, M: Send + 'static>(
     items: Vec<T>,
     message: fn(Vec<T>) -> M,
-) -> Response<Streamed<M>>
-where
-    M: Send,
-{
+) -> Response<Streamed<M>> {
     let batches = stream::iter(items).chunks(BATCH).map(move |items| Ok(message(items)));
     Response::new(Box::pin(batches))
 }
