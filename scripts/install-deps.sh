@@ -10,7 +10,7 @@ mode=${1:-run}
 run_packages="gcc libc6-dev pkg-config ca-certificates
     containerd runc containernetworking-plugins iptables conntrack busybox-static
     iproute2 util-linux protobuf-compiler libprotobuf-dev"
-test_packages="etcd-server docker-registry curl nftables openssl e2fsprogs"
+test_packages="etcd-server docker-registry docker.io curl nftables openssl e2fsprogs"
 vm_packages="qemu-system-x86 debootstrap e2fsprogs binutils"
 
 case $mode in
@@ -35,6 +35,7 @@ is_provided() {
     runc) command -v runc ;;
     etcd-server) command -v etcd ;;
     docker-registry) command -v docker-registry ;;
+    docker.io) command -v dockerd ;;
     protobuf-compiler) command -v protoc ;;
     containernetworking-plugins) [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] ;;
     *) false ;;
@@ -68,8 +69,8 @@ if [ -n "$missing" ]; then
     fi
     # What is not enabled now must not be enabled by a package's script either.
     new_units=
-    for unit in containerd etcd docker-registry; do
-        [ -e "/lib/systemd/system/$unit.service" ] || new_units="$new_units $unit"
+    for unit in containerd.service etcd.service docker-registry.service docker.service docker.socket; do
+        [ -e "/lib/systemd/system/$unit" ] || new_units="$new_units $unit"
     done
 
     export DEBIAN_FRONTEND=noninteractive
@@ -78,10 +79,10 @@ if [ -n "$missing" ]; then
     apt-get install -qy --no-install-recommends $missing
 
     for unit in $new_units; do
-        if [ -e "/lib/systemd/system/$unit.service" ] && command -v systemctl >/dev/null; then
-            systemctl disable --quiet "$unit.service" 2>/dev/null || true
-        elif [ -e "/etc/init.d/$unit" ]; then
-            update-rc.d "$unit" disable || true
+        if [ -e "/lib/systemd/system/$unit" ] && command -v systemctl >/dev/null; then
+            systemctl disable --quiet "$unit" 2>/dev/null || true
+        elif [ -e "/etc/init.d/${unit%.service}" ]; then
+            update-rc.d "${unit%.service}" disable || true
         fi
     done
 else

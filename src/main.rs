@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::Context;
 use longshore::node;
 use longshore_base::{logging, memory, output, panics};
-use longshore_config::{self as config, Command, Config};
+use longshore_config::{self as config, Command, Config, CriDockerConfig};
+use longshore_cri_docker as cri_docker;
 use longshore_kube_proxy as proxy;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,10 @@ fn main() -> ExitCode {
             let logging = config.logging.clone();
             report(run(&logging, async move |stop| Ok(proxy::run(*config, task, stop).await?)))
         }
+        Ok(Command::CriDocker(config)) => {
+            let logging = config.logging.clone();
+            report(run(&logging, async move |stop| cri_docker_with(*config, stop).await))
+        }
         Ok(Command::Host(arguments)) => report(Err(become_host_program(&arguments))),
         Err(error) => report(Err(error.into())),
     }
@@ -51,6 +56,23 @@ fn become_host_program(arguments: &[String]) -> anyhow::Error {
 async fn node_with(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     Ok(node::run(config, stop).await?)
+}
+
+async fn cri_docker_with(config: CriDockerConfig, stop: CancellationToken) -> anyhow::Result<()> {
+    let settings = cri_docker::Settings {
+        docker_endpoint: config.docker_endpoint,
+        root_dir: config.root_dir,
+        sandbox_image: config.sandbox_image,
+        pod_cidr: config.pod_cidr,
+        cni_bin_dirs: config.cni_bin_dirs,
+        cni_conf_dir: config.cni_conf_dir,
+        cni_cache_dir: config.cni_cache_dir,
+        streaming_address: config.streaming_address,
+        streaming_idle_timeout: config.streaming_idle_timeout,
+        image_pull_progress_deadline: config.image_pull_progress_deadline,
+        request_timeout: config.request_timeout,
+    };
+    Ok(cri_docker::run(settings, config.listen, stop).await?)
 }
 
 fn run(

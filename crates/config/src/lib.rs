@@ -5,6 +5,7 @@
 
 mod cgroups;
 mod checks_managers;
+mod cri_docker;
 mod effects;
 mod eviction;
 mod file;
@@ -28,6 +29,7 @@ use longshore_base::logging;
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 pub use longshore_duration::{GoDuration, ParseDurationError};
 
+pub use self::cri_docker::CriDockerConfig;
 pub use self::eviction::Eviction;
 pub use self::file::{FileError, decode_strict, parse_tree as parse_document};
 use self::flags::{KUBELET_FLAGS, KubeletFlags};
@@ -68,6 +70,8 @@ pub enum Command {
     Kubelet(Box<Config>),
     /// Run kube-proxy alone.
     Proxy(Box<ProxyConfig>, ProxyTask),
+    /// Serve CRI over a Docker Engine.
+    CriDocker(Box<CriDockerConfig>),
     /// Become the program [`HOST_PROGRAM`], with these arguments.
     Host(Vec<String>),
 }
@@ -149,6 +153,7 @@ Usage:
   longshore proxy [flags]     run kube-proxy (also when the program's name is kube-proxy)
   longshore node [flags]      run both in one process; takes the kubelet's flags, and
                               --proxy-config=FILE, a KubeProxyConfiguration
+  longshore cri-docker [flags] serve the Container Runtime Interface over a Docker Engine
   longshore up [flags]        make this machine a cluster, or start the one that it is
   longshore join [flags]      make this machine a node of a cluster
   longshore token COMMAND     create, list and delete the tokens by which machines join
@@ -173,6 +178,7 @@ pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Command, Conf
         Some(("kubelet", rest)) => kubelet_command(rest, Roles::Kubelet),
         Some(("node", rest)) => kubelet_command(rest, Roles::Both),
         Some(("proxy", rest)) => proxy::command(rest),
+        Some(("cri-docker", rest)) => cri_docker::command(rest),
         Some((command, _)) if HOST_COMMANDS.contains(&command) => Ok(Command::Host(rest)),
         // Flags of those commands may come before them.
         Some(("--root", _)) => Ok(Command::Host(rest)),

@@ -20,20 +20,41 @@ pub(crate) struct Active {
     activity: Arc<Activity>,
 }
 
-struct Activity {
+/// When something was last used.
+#[derive(Debug)]
+pub struct Activity {
     began: Instant,
     /// Milliseconds since `began`.
     last: AtomicU64,
 }
 
+impl Default for Activity {
+    /// It is used now.
+    fn default() -> Self {
+        Self { began: Instant::now(), last: AtomicU64::new(0) }
+    }
+}
+
 impl Activity {
-    fn note(&self) {
+    /// It is used now.
+    pub fn note(&self) {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(now, Ordering::Relaxed);
     }
 
     fn last(&self) -> Instant {
         time::later(self.began, Duration::from_millis(self.last.load(Ordering::Relaxed)))
+    }
+
+    /// Completes when it has not been used for that time.
+    pub async fn idle_for(&self, idle: Duration) {
+        loop {
+            let deadline = time::later(self.last(), idle);
+            if deadline <= Instant::now() {
+                return;
+            }
+            sleep_until(deadline).await;
+        }
     }
 }
 
@@ -43,17 +64,9 @@ impl Active {
         io: Upgraded,
         idle: Duration,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let activity = Arc::new(Activity { began: Instant::now(), last: AtomicU64::new(0) });
+        let activity = Arc::new(Activity::default());
         let watched = Arc::clone(&activity);
-        let expiry = async move {
-            loop {
-                let deadline = time::later(watched.last(), idle);
-                if deadline <= Instant::now() {
-                    return;
-                }
-                sleep_until(deadline).await;
-            }
-        };
+        let expiry = async move { watched.idle_for(idle).await };
         (Self { io: TokioIo::new(io), activity }, expiry)
     }
 }

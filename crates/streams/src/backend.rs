@@ -15,20 +15,19 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-use crate::Error;
+use crate::{Error, spdy};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_ERROR_BODY: usize = 64 << 10;
 
-pub(crate) const SPDY: &str = "SPDY/3.1";
 /// Names the use of a SPDY connection.
-pub(crate) const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+pub const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 
 /// An upgrade request to SPDY for one of these uses.
 pub fn spdy_request(target: &Uri, uses: &[&str]) -> Request<Empty<Bytes>> {
     let mut headers = HeaderMap::new();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-    headers.insert(UPGRADE, HeaderValue::from_static(SPDY));
+    headers.insert(UPGRADE, HeaderValue::from_static(spdy::PROTOCOL));
     for value in uses.iter().filter_map(|text| HeaderValue::from_str(text).ok()) {
         headers.append(STREAM_PROTOCOL, value);
     }

@@ -9,23 +9,36 @@ use crate::spdy::MAX_CONTROL;
 /// Limit of a block once it is inflated.
 const MAX_BLOCK: usize = MAX_CONTROL;
 
-/// Checks the header blocks of one direction of a connection, in their order.
+/// The headers in a block. Names are those of HTTP: their case does not matter.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Headers(Vec<(String, String)>);
+
+impl Headers {
+    /// The value of that header; the first one if it is there more than once.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let mut headers = self.0.iter();
+        headers.find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Checks and reads the header blocks of one direction of a connection, in their order.
 ///
 /// Receivers allocate by the counts and lengths in a block before they read on, so each must be
 /// within the block; and a block must have no more than it counts, as the receiver would take what
 /// is left for the start of the next one.
 #[derive(Default)]
-pub(crate) struct HeaderBlocks {
+pub struct HeaderBlocks {
     /// Present once the stream has begun.
     inflater: Option<Decompress>,
 }
 
 impl HeaderBlocks {
-    /// Checks the next block.
+    /// Reads the next block.
     ///
     /// # Errors
     /// When it is not well formed or too long; no further one can be checked then.
-    pub(crate) fn check(&mut self, compressed: &[u8]) -> Result<(), Error> {
+    pub fn read(&mut self, compressed: &[u8]) -> Result<Headers, Error> {
         let (inflater, compressed) = match &mut self.inflater {
             Some(inflater) => (inflater, compressed),
             None => {
@@ -33,7 +46,7 @@ impl HeaderBlocks {
                 (self.inflater.insert(inflater), rest)
             }
         };
-        check_counts(&inflate(inflater, compressed)?)
+        headers(&inflate(inflater, compressed)?)
     }
 }
 
@@ -81,17 +94,21 @@ fn inflate(inflater: &mut Decompress, compressed: &[u8]) -> Result<Vec<u8>, Erro
 
 /// A block is a number of headers, and for each the length of the name, the name, the length of the
 /// value, and the value; numbers have 32 bits.
-fn check_counts(mut block: &[u8]) -> Result<(), Error> {
+fn headers(mut block: &[u8]) -> Result<Headers, Error> {
     let beyond = || Error::Spdy("a header block counts more than it has");
+    let text = |block: &mut &[u8]| {
+        let length = block.try_get_u32().map_err(|_| beyond())? as usize;
+        let (text, rest) = block.split_at_checked(length).ok_or_else(beyond)?;
+        *block = rest;
+        Ok::<_, Error>(String::from_utf8_lossy(text).into_owned())
+    };
     let count = block.try_get_u32().map_err(|_| beyond())?;
+    let mut headers = Vec::new();
     for _ in 0..count {
-        for _ in ["name", "value"] {
-            let length = block.try_get_u32().map_err(|_| beyond())? as usize;
-            block = block.get(length..).ok_or_else(beyond)?;
-        }
+        headers.push((text(&mut block)?, text(&mut block)?));
     }
     match block {
-        [] => Ok(()),
+        [] => Ok(Headers(headers)),
         _ => Err(Error::Spdy("a header block has more than it counts")),
     }
 }

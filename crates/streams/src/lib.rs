@@ -14,16 +14,18 @@
 
 mod activity;
 mod backend;
+pub mod channel;
 mod header_blocks;
 mod output;
 mod pass;
 mod relay;
 mod remote_command;
-mod spdy;
+pub mod spdy;
+mod status;
 #[cfg(test)]
 mod tests;
 mod tunnel;
-mod websocket;
+pub mod websocket;
 
 use std::time::Duration;
 
@@ -32,15 +34,24 @@ use http_body_util::{Either, Empty};
 use hyper::body::Incoming;
 use hyper::{Response, StatusCode};
 
-pub use backend::{drop_credentials, drop_hop_headers, spdy_request, upgrade};
+pub use activity::Activity;
+pub use backend::{STREAM_PROTOCOL, drop_credentials, drop_hop_headers, spdy_request, upgrade};
 pub use output::{is_websocket_output, websocket_output};
-pub use pass::{close_on_refusal, is_upgrade, pass, pass_as};
+pub use pass::{LINGER, close_on_refusal, is_spdy, is_upgrade, pass, pass_as};
 pub use remote_command::{Streams, is_remote_command, remote_command};
-pub use tunnel::{is_tunnel, tunnel};
+pub use status::Status;
+pub use tunnel::{accept_tunnel, is_tunnel, join_tunnel, tunnel, tunnel_uses};
 pub use websocket::is_websocket;
 
 /// The idle time of sessions that have none.
 pub const NO_IDLE_TIMEOUT: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// Timeout of the creation of the streams of a session.
+pub const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a client that is not read from is asked whether it is still there.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// The header of a SPDY stream that says what it carries.
+pub const STREAM_TYPE: &str = "streamtype";
 
 /// The response to a client: that of the backend, or a WebSocket handshake.
 pub type Answer = Response<Either<Incoming, Empty<Bytes>>>;

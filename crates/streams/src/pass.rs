@@ -16,11 +16,11 @@ use tracing::{debug, warn};
 use crate::activity::Active;
 use crate::backend::{drop_hop_headers, request, send};
 use crate::relay::{OpenStreams, relay};
-use crate::{Answer, Error};
+use crate::{Answer, Error, spdy};
 
 /// How long a client may take to close a session that has ended, and a backend to end one whose client is
 /// gone.
-pub(crate) const LINGER: Duration = Duration::from_secs(5);
+pub const LINGER: Duration = Duration::from_secs(5);
 
 /// Sends the client's request to `target` through `io`, and returns the response; once the backend
 /// upgrades, bytes are copied both ways; frames of a SPDY client are checked before.
@@ -160,9 +160,10 @@ pub(crate) fn log_invalid(result: Result<(), Error>) {
     }
 }
 
-/// Whether the response switches to SPDY/3.1.
-fn is_spdy(headers: &HeaderMap) -> bool {
-    headers.get(UPGRADE).is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"SPDY/3.1"))
+/// Whether the headers switch to SPDY/3.1.
+pub fn is_spdy(headers: &HeaderMap) -> bool {
+    let spdy = spdy::PROTOCOL.as_bytes();
+    headers.get(UPGRADE).is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(spdy))
 }
 
 /// Whether the request asks for any upgrade.

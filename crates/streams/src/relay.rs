@@ -12,11 +12,7 @@ use bytes::Buf;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 
 use crate::Error;
-use crate::header_blocks::HeaderBlocks;
-use crate::spdy::{
-    self, Control, GOAWAY, HEADERS, PING, Part, RST_STREAM, Reader, SETTINGS, SYN_REPLY,
-    SYN_STREAM, WINDOW_UPDATE,
-};
+use crate::spdy::{self, Control, HeaderBlocks, Part, RST_STREAM, Reader, SYN_STREAM};
 
 /// How many streams of a client are known; a session has five.
 const MOST_OPEN: usize = 64;
@@ -82,7 +78,7 @@ where
                 }
             }
             Part::Control(frame) => {
-                check(&frame, &mut headers)?;
+                spdy::check(&frame, &mut headers)?;
                 open.note(&frame);
                 server.write_all_buf(&mut frame.encoded()).await?;
             }
@@ -91,26 +87,3 @@ where
     }
     Ok(())
 }
-
-/// Checks that the frame's length is what its kind and its counts say.
-fn check(frame: &Control, headers: &mut HeaderBlocks) -> Result<(), Error> {
-    const SETTING: usize = 8;
-    let mut body = &frame.body[..];
-    let is_length_valid = match frame.kind {
-        SYN_STREAM => return headers.check(body.get(10..).ok_or(TOO_SHORT)?),
-        SYN_REPLY | HEADERS => return headers.check(body.get(4..).ok_or(TOO_SHORT)?),
-        SETTINGS => {
-            let count = body.try_get_u32().map_err(|_| TOO_SHORT)? as usize;
-            count.checked_mul(SETTING) == Some(body.len())
-        }
-        RST_STREAM | GOAWAY | WINDOW_UPDATE => body.len() == 8,
-        PING => body.len() == 4,
-        _ => return Err(Error::Spdy("a control frame is of no known kind")),
-    };
-    match is_length_valid {
-        true => Ok(()),
-        false => Err(Error::Spdy("a control frame has another length than it counts")),
-    }
-}
-
-const TOO_SHORT: Error = Error::Spdy("a control frame is too short");

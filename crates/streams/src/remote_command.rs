@@ -13,36 +13,25 @@ use hyper::header::HeaderMap;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use longshore_base::panics;
-use serde_json::json;
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{sleep, timeout};
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tracing::debug;
 
 use crate::activity::Active;
 use crate::pass::{LINGER, end_session};
 use crate::spdy::{self, Data, Frame, Opener, PIECE, Reader};
-use crate::websocket::{self, WebSocket, accept, is_websocket, protocols};
-use crate::{Answer, Error};
+use crate::status::Status;
+use crate::websocket::{self, accept, is_websocket, protocols};
+use crate::{Answer, CREATION_TIMEOUT, Error, KEEP_ALIVE, STREAM_TYPE, channel};
 
 const PROTOCOL: &str = "v5.channel.k8s.io";
-const STREAM_TYPE: &str = "streamtype";
-/// Timeout of the creation of all streams.
-const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// Limit of a command's status.
 const MAX_STATUS: usize = 64 << 10;
 /// Replies to pings that wait to be sent; further ones are dropped.
 const PINGS: usize = 8;
-
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
-
-const STDIN: u8 = 0;
-const STDOUT: u8 = 1;
-const STDERR: u8 = 2;
-const ERROR: u8 = 3;
-const RESIZE: u8 = 4;
-const CLOSE: u8 = 255;
 
 /// The streams of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,7 +46,7 @@ pub struct Streams {
     pub tty: bool,
 }
 
-type Sink = SplitSink<WebSocket, Message>;
+type Sink = SplitSink<WebSocketStream<Active>, Message>;
 
 /// Whether the client's request is for [`remote_command`].
 pub fn is_remote_command(headers: &HeaderMap) -> bool {
@@ -100,11 +89,11 @@ async fn serve(
     let (mut sink, mut source) = websocket::open(client).await.split();
     // shows the client that it is connected
     let first = if streams.stdout {
-        STDOUT
+        channel::STDOUT
     } else if streams.stderr {
-        STDERR
+        channel::STDERR
     } else {
-        ERROR
+        channel::ERROR
     };
     if sink.send(Message::binary(Bytes::from(vec![first]))).await.is_err() {
         return;
@@ -135,10 +124,12 @@ async fn serve(
         Err(error) => Err(error),
     };
     let mut sink = sink.into_inner();
-    let mut message = BytesMut::from(&[ERROR][..]);
+    let mut message = BytesMut::from(&[channel::ERROR][..]);
     match status {
         Ok(status) => message.extend_from_slice(&status),
-        Err(error) => message.extend_from_slice(&failure(&error)),
+        Err(error) => {
+            message.extend_from_slice(Status::Internal(error.to_string()).json().as_bytes());
+        }
     }
     // closing a connection with unread data may discard data that was sent
     let drain = async {
@@ -174,7 +165,7 @@ impl Session {
         let mut frames = BytesMut::new();
         let mut count = 0_u64;
         let mut stream = |kind| {
-            let (id, frame) = opener.open(STREAM_TYPE, kind);
+            let (id, frame) = opener.open(&[(STREAM_TYPE, kind)]);
             frames.extend_from_slice(&frame);
             count = count.saturating_add(1);
             id
@@ -219,7 +210,7 @@ async fn keep_alive(sink: &Mutex<Sink>) {
 
 /// From the client to the command, until the client is gone.
 async fn up(
-    source: &mut SplitStream<WebSocket>,
+    source: &mut SplitStream<WebSocketStream<Active>>,
     writer: &mut WriteHalf<TokioIo<Upgraded>>,
     open: &mut Open,
     mut pings: mpsc::Receiver<u32>,
@@ -247,11 +238,11 @@ async fn forward(
     open: &mut Open,
     mut bytes: Bytes,
 ) -> io::Result<()> {
-    let Ok(channel) = bytes.try_get_u8() else { return Ok(()) };
-    match (channel, bytes.first()) {
-        (STDIN, _) => send(writer, open.stdin, bytes).await,
-        (RESIZE, _) => send(writer, open.resize, bytes).await,
-        (CLOSE, Some(&STDIN)) => match open.stdin.take() {
+    let Ok(number) = bytes.try_get_u8() else { return Ok(()) };
+    match (number, bytes.first()) {
+        (channel::STDIN, _) => send(writer, open.stdin, bytes).await,
+        (channel::RESIZE, _) => send(writer, open.resize, bytes).await,
+        (channel::CLOSE, Some(&channel::STDIN)) => match open.stdin.take() {
             Some(stdin) => writer.write_all(&spdy::data(stdin, 0, true)).await,
             None => Ok(()),
         },
@@ -299,10 +290,10 @@ impl Down<'_> {
                 None => return Err(Error::Spdy("closed before the command's status was received")),
             };
             let known = if Some(stream) == stdout {
-                self.send(STDOUT, &bytes).await;
+                self.send(channel::STDOUT, &bytes).await;
                 &mut stdout
             } else if Some(stream) == stderr {
-                self.send(STDERR, &bytes).await;
+                self.send(channel::STDERR, &bytes).await;
                 &mut stderr
             } else if Some(stream) == error {
                 let space = MAX_STATUS - status.len();
@@ -317,7 +308,7 @@ impl Down<'_> {
         }
         // the first versions of the protocol send nothing on success
         Ok(match status.is_empty() {
-            true => Bytes::from(json!({"metadata": {}, "status": "Success"}).to_string()),
+            true => Bytes::from(Status::Success.json()),
             false => status.freeze(),
         })
     }
@@ -332,15 +323,4 @@ impl Down<'_> {
         message.put_slice(bytes);
         let _ = self.sink.lock().await.send(Message::Binary(message.freeze())).await;
     }
-}
-
-/// The status of a failed connection.
-fn failure(error: &Error) -> Bytes {
-    let text = error.to_string();
-    let status = json!({
-        "metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500,
-        "message": format!("Internal error occurred: {text}"),
-        "details": {"causes": [{"message": text}]},
-    });
-    Bytes::from(status.to_string())
 }

@@ -1,58 +1,78 @@
-//! Frames of SPDY/3.1, and the part of it that a client of streams needs: it opens them, sends and
-//! receives data.
+//! Frames of SPDY/3.1, and the parts of it that clients and servers of streams need: those open them,
+//! these accept them, and both send and receive data.
 //!
-//! Streaming servers have no flow control windows, so neither does this client. Header blocks are
-//! sent as a zlib stream of stored blocks, which every decoder can read, and received ones are
-//! skipped: a reply is all that matters.
+//! Streaming servers and their clients have no flow control windows, so there are none here. Header
+//! blocks are sent as a zlib stream of stored blocks, which every decoder can read.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::Error;
+pub use crate::header_blocks::{HeaderBlocks, Headers};
 
+/// The protocol's name in upgrades.
+pub const PROTOCOL: &str = "SPDY/3.1";
 /// Maximum size of data that is passed on or sent at once.
-pub(crate) const PIECE: usize = 32 << 10;
+pub const PIECE: usize = 32 << 10;
 /// Limit of control frames; those of streaming servers and their clients are far smaller.
-pub(crate) const MAX_CONTROL: usize = 64 << 10;
+pub const MAX_CONTROL: usize = 64 << 10;
 
 const CONTROL: u32 = 1 << 31;
 const VERSION: u32 = 3 << 16;
-pub(crate) const SYN_STREAM: u32 = 1;
-pub(crate) const SYN_REPLY: u32 = 2;
-pub(crate) const RST_STREAM: u32 = 3;
-pub(crate) const SETTINGS: u32 = 4;
-pub(crate) const PING: u32 = 6;
-pub(crate) const GOAWAY: u32 = 7;
-pub(crate) const HEADERS: u32 = 8;
-pub(crate) const WINDOW_UPDATE: u32 = 9;
-const FIN: u32 = 1;
+/// Opens a stream.
+pub const SYN_STREAM: u32 = 1;
+/// Accepts a stream.
+pub const SYN_REPLY: u32 = 2;
+/// Ends a stream in both directions.
+pub const RST_STREAM: u32 = 3;
+/// Settings.
+pub const SETTINGS: u32 = 4;
+/// Must be sent back by the other side.
+pub const PING: u32 = 6;
+/// The sender takes no more streams.
+pub const GOAWAY: u32 = 7;
+/// More headers of a stream.
+pub const HEADERS: u32 = 8;
+/// Flow control.
+pub const WINDOW_UPDATE: u32 = 9;
+/// The sender sends no more data on the stream.
+pub const FIN: u32 = 1;
 
 /// A frame of either side; one with data may be a part of that which was sent.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
+    /// Data.
     Data(Data),
+    /// Anything else.
     Control(Control),
 }
 
 /// Data of a stream, at most [`PIECE`] bytes; after the last of a stream, there is no more.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Data {
-    pub(crate) stream: u32,
-    pub(crate) bytes: Bytes,
-    pub(crate) last: bool,
+pub struct Data {
+    /// The stream's id.
+    pub stream: u32,
+    /// The data.
+    pub bytes: Bytes,
+    /// Whether it is the last of its sender.
+    pub last: bool,
 }
 
 /// A control frame of version 3.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Control {
-    pub(crate) kind: u32,
-    pub(crate) flags: u32,
-    pub(crate) body: Bytes,
+pub struct Control {
+    /// Its type.
+    pub kind: u32,
+    /// Its flags.
+    pub flags: u32,
+    /// What follows.
+    pub body: Bytes,
 }
 
 impl Control {
     /// As it is sent.
-    pub(crate) fn encoded(&self) -> Bytes {
+    #[must_use]
+    pub fn encoded(&self) -> Bytes {
         let mut frame = BytesMut::new();
         frame.put_u32(CONTROL | VERSION | self.kind);
         frame.put_u32(self.flags << 24 | self.body.len() as u32);
@@ -63,26 +83,36 @@ impl Control {
 
 /// A frame of a server.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Frame {
+pub enum Frame {
     /// The stream is accepted.
-    Reply { stream: u32 },
+    Reply {
+        /// Its id.
+        stream: u32,
+    },
     /// Data.
     Data(Data),
     /// The stream is reset.
-    Reset { stream: u32 },
+    Reset {
+        /// Its id.
+        stream: u32,
+    },
     /// Must be sent back.
-    Ping { id: u32 },
+    Ping {
+        /// Its id.
+        id: u32,
+    },
 }
 
 /// Reads frames.
-pub(crate) struct Reader<R> {
+pub struct Reader<R> {
     io: R,
     /// The rest of a data frame: its stream, its size, and whether it is the last.
     data: Option<(u32, usize, bool)>,
 }
 
 impl<R: AsyncRead + Unpin> Reader<R> {
-    pub(crate) fn new(io: R) -> Self {
+    /// Reads from there.
+    pub fn new(io: R) -> Self {
         Self { io, data: None }
     }
 
@@ -93,7 +123,10 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
     /// The next relevant frame of a server; `None` at the end of the connection. Not cancellation
     /// safe.
-    pub(crate) async fn next(&mut self) -> Result<Option<Frame>, Error> {
+    ///
+    /// # Errors
+    /// When the connection fails, and at an invalid frame.
+    pub async fn next(&mut self) -> Result<Option<Frame>, Error> {
         loop {
             let (kind, mut body) = match self.part().await? {
                 None => return Ok(None),
@@ -113,7 +146,10 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 
     /// The next frame or part of one; `None` at the end of the connection. Not cancellation safe.
-    pub(crate) async fn part(&mut self) -> Result<Option<Part>, Error> {
+    ///
+    /// # Errors
+    /// When the connection fails, and at a control frame that is too long or of another version.
+    pub async fn part(&mut self) -> Result<Option<Part>, Error> {
         if let Some((stream, left, last)) = self.data.take() {
             return self.piece(stream, left, last).await.map(Some);
         }
@@ -154,34 +190,89 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 }
 
-/// Opens streams: the headers of all of them are one zlib stream.
+/// Checks that the frame's length is what its kind and its counts say, and returns its headers.
+///
+/// # Errors
+/// When it is not; no further frame can be checked then.
+pub fn check(frame: &Control, headers: &mut HeaderBlocks) -> Result<Headers, Error> {
+    const SETTING: usize = 8;
+    let mut body = &frame.body[..];
+    let is_length_valid = match frame.kind {
+        SYN_STREAM => return headers.read(body.get(10..).ok_or(TOO_SHORT)?),
+        SYN_REPLY | HEADERS => return headers.read(body.get(4..).ok_or(TOO_SHORT)?),
+        SETTINGS => {
+            let count = body.try_get_u32().map_err(|_| TOO_SHORT)? as usize;
+            count.checked_mul(SETTING) == Some(body.len())
+        }
+        RST_STREAM | GOAWAY | WINDOW_UPDATE => body.len() == 8,
+        PING => body.len() == 4,
+        _ => return Err(Error::Spdy("a control frame is of no known kind")),
+    };
+    match is_length_valid {
+        true => Ok(Headers::default()),
+        false => Err(Error::Spdy("a control frame has another length than it counts")),
+    }
+}
+
+const TOO_SHORT: Error = Error::Spdy("a control frame is too short");
+
+/// Opens streams.
 #[derive(Default)]
-pub(crate) struct Opener {
+pub struct Opener {
     opened: u32,
+    headers: HeaderWriter,
 }
 
 impl Opener {
-    /// The next stream's id, and the frame that opens it with one header.
-    pub(crate) fn open(&mut self, name: &str, value: &str) -> (u32, Bytes) {
+    /// The next stream's id, and the frame that opens it with these headers, which are a few and short.
+    pub fn open(&mut self, headers: &[(&str, &str)]) -> (u32, Bytes) {
         let id = self.opened * 2 + 1;
-        let mut block = BytesMut::new();
-        block.put_u32(1);
-        for text in [name, value] {
-            block.put_u32(text.len() as u32);
-            block.put_slice(text.as_bytes());
-        }
+        self.opened += 1;
         let mut body = BytesMut::new();
         body.put_u32(id);
         body.put_u32(0); // no associated stream
         body.put_u16(0); // priority and slot
-        if self.opened == 0 {
-            body.put_slice(&[0x78, 0x01]); // zlib, no preset dictionary
-        }
-        stored(&mut body, &block);
-        stored(&mut body, &[]); // flushes the block
-        self.opened += 1;
+        self.headers.write(&mut body, headers);
         let frame = Control { kind: SYN_STREAM, flags: 0, body: body.freeze() };
         (id, frame.encoded())
+    }
+}
+
+/// Accepts streams.
+#[derive(Default)]
+pub struct Acceptor {
+    headers: HeaderWriter,
+}
+
+impl Acceptor {
+    /// The frame that accepts the stream.
+    pub fn accept(&mut self, stream: u32) -> Bytes {
+        let mut body = BytesMut::new();
+        body.put_u32(stream);
+        self.headers.write(&mut body, &[]);
+        Control { kind: SYN_REPLY, flags: 0, body: body.freeze() }.encoded()
+    }
+}
+
+/// Writes header blocks: those of one direction are one zlib stream.
+#[derive(Default)]
+struct HeaderWriter {
+    begun: bool,
+}
+
+impl HeaderWriter {
+    fn write(&mut self, out: &mut BytesMut, headers: &[(&str, &str)]) {
+        let mut block = BytesMut::new();
+        block.put_u32(headers.len() as u32);
+        for text in headers.iter().flat_map(|(name, value)| [name, value]) {
+            block.put_u32(text.len() as u32);
+            block.put_slice(text.as_bytes());
+        }
+        if !std::mem::replace(&mut self.begun, true) {
+            out.put_slice(&[0x78, 0x01]); // zlib, no preset dictionary
+        }
+        stored(out, &block);
+        stored(out, &[]); // flushes the block
     }
 }
 
@@ -195,15 +286,31 @@ fn stored(out: &mut BytesMut, bytes: &[u8]) {
 }
 
 /// The header of a data frame with that many bytes, at most [`PIECE`].
-pub(crate) fn data(stream: u32, length: usize, last: bool) -> [u8; 8] {
+#[must_use]
+pub fn data(stream: u32, length: usize, last: bool) -> [u8; 8] {
     let mut head = [0; 8];
     head[..4].copy_from_slice(&stream.to_be_bytes());
     head[4..].copy_from_slice(&(u32::from(last) << 24 | length as u32).to_be_bytes());
     head
 }
 
+/// Why a stream is reset: it is not taken.
+pub const REFUSED_STREAM: u32 = 3;
+/// Why a stream is reset: it is not needed any more.
+pub const CANCEL: u32 = 5;
+
+/// The frame that resets a stream.
+#[must_use]
+pub fn reset(stream: u32, reason: u32) -> Bytes {
+    let mut body = BytesMut::new();
+    body.put_u32(stream);
+    body.put_u32(reason);
+    Control { kind: RST_STREAM, flags: 0, body: body.freeze() }.encoded()
+}
+
 /// A ping, or its reply.
-pub(crate) fn ping(id: u32) -> [u8; 12] {
+#[must_use]
+pub fn ping(id: u32) -> [u8; 12] {
     let mut frame = [0; 12];
     frame[..4].copy_from_slice(&(CONTROL | VERSION | PING).to_be_bytes());
     frame[4..8].copy_from_slice(&4u32.to_be_bytes());

@@ -372,8 +372,8 @@ fn spdy_frames_are_parsed() {
 #[test]
 fn spdy_streams_have_odd_ids_and_one_zlib_stream() {
     let mut opener = Opener::default();
-    let (first, frame) = opener.open("streamtype", "error");
-    let (second, other) = opener.open("streamtype", "stdin");
+    let (first, frame) = opener.open(&[("streamtype", "error")]);
+    let (second, other) = opener.open(&[("streamtype", "stdin")]);
     assert_eq!((first, second), (1, 3));
     // id, no parent, priority: 10 bytes; then the start of the stream, once
     assert_eq!(frame[18..20], [0x78, 0x01]);
@@ -423,7 +423,8 @@ const BLOCKS_OF_GO: [&[u8]; 2] = [
 fn valid_frames_of_a_client_are_passed_on_unchanged() {
     let mut opener = Opener::default();
     let ours =
-        [opener.open("streamtype", "error").1, opener.open("streamtype", "stdin").1].concat();
+        [opener.open(&[("streamtype", "error")]).1, opener.open(&[("streamtype", "stdin")]).1]
+            .concat();
     let go = [syn_stream(1, BLOCKS_OF_GO[0]), syn_stream(3, BLOCKS_OF_GO[1])].concat();
     let later = [control(8, &[&[0, 0, 0, 1], BLOCKS_OF_GO[1]].concat())].concat();
     let others = [
@@ -579,7 +580,7 @@ async fn sessions_whose_client_is_gone_end_their_input() {
     let mut io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
     let mut opener = Opener::default();
     for name in ["error", "stdin", "stdout"] {
-        io.write_all(&opener.open("streamtype", name).1).await.unwrap();
+        io.write_all(&opener.open(&[("streamtype", name)]).1).await.unwrap();
     }
     io.write_all(&[&spdy::data(3, 1, false)[..], &[7]].concat()).await.unwrap();
     io.flush().await.unwrap();

@@ -30,11 +30,11 @@ const PIECE: usize = 16 << 10;
 
 /// Whether the client's request is for [`tunnel`].
 pub fn is_tunnel(headers: &HeaderMap) -> bool {
-    is_websocket(headers) && uses(headers).next().is_some()
+    is_websocket(headers) && tunnel_uses(headers).next().is_some()
 }
 
 /// The uses of the tunneled connection that the client requests.
-fn uses(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+pub fn tunnel_uses(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     protocols(headers)
         .filter(|name| name.ends_with(SUFFIX))
         .filter_map(|name| name.strip_prefix(PREFIX))
@@ -54,22 +54,36 @@ pub async fn tunnel<B, S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let uses: Vec<&str> = uses(client.headers()).collect();
+    let uses: Vec<&str> = tunnel_uses(client.headers()).collect();
     let mut response = send(io, spdy_request(target, &uses)).await?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(response.map(Either::Left));
     }
     let chosen = response.headers().get(STREAM_PROTOCOL).and_then(|value| value.to_str().ok());
-    let protocol = chosen.map(|chosen| format!("{PREFIX}{}", chosen.trim()));
-    let handshake = accept(client, protocol.as_deref())?;
-    spawn_join(client, &mut response, move |client, backend| join(client, backend, idle));
+    let handshake = accept_tunnel(client, chosen.map(str::trim))?;
+    spawn_join(client, &mut response, move |client, backend| {
+        join_tunnel(client, TokioIo::new(backend), idle)
+    });
     Ok(handshake)
 }
 
-async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
+/// The response that accepts a tunnel for this use of a SPDY connection.
+///
+/// # Errors
+/// When the client's handshake is invalid.
+pub fn accept_tunnel<B>(client: &Request<B>, used: Option<&str>) -> Result<Answer, Error> {
+    accept(client, used.map(|used| format!("{PREFIX}{used}")).as_deref())
+}
+
+/// Copies between a client's tunnel and the SPDY connection that it contains, until either closes, or
+/// for as long as it is not idle.
+pub async fn join_tunnel<S>(client: Upgraded, backend: S, idle: Duration)
+where
+    S: AsyncRead + AsyncWrite,
+{
     let (client, expired) = Active::new(client, idle);
     let (mut sink, mut source) = websocket::open(client).await.split();
-    let (mut from_backend, mut to_backend) = split(TokioIo::new(backend));
+    let (mut from_backend, mut to_backend) = split(backend);
     let mut open = OpenStreams::default();
     let up = async {
         let bytes = (&mut source).filter_map(async |message| match message {

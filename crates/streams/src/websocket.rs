@@ -6,21 +6,19 @@ use hyper::header::{
     SEC_WEBSOCKET_VERSION, UPGRADE,
 };
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 
-use crate::activity::Active;
 use crate::pass::has_connection_upgrade;
 use crate::{Answer, Error};
 
 /// Limit of a client's message, as upstream's.
 const MAX_MESSAGE: usize = 32 << 20;
 const READ_BUFFER: usize = 16 << 10;
-
-pub(crate) type WebSocket = WebSocketStream<Active>;
 
 /// Whether the request is a WebSocket handshake.
 pub fn is_websocket(headers: &HeaderMap) -> bool {
@@ -30,7 +28,7 @@ pub fn is_websocket(headers: &HeaderMap) -> bool {
 }
 
 /// The subprotocols that the client offers, in order of preference.
-pub(crate) fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+pub fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     headers
         .get_all(SEC_WEBSOCKET_PROTOCOL)
         .into_iter()
@@ -40,7 +38,10 @@ pub(crate) fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 }
 
 /// The response that accepts a WebSocket with that subprotocol.
-pub(crate) fn accept<B>(client: &Request<B>, protocol: Option<&str>) -> Result<Answer, Error> {
+///
+/// # Errors
+/// When the client's handshake is invalid.
+pub fn accept<B>(client: &Request<B>, protocol: Option<&str>) -> Result<Answer, Error> {
     let headers = client.headers();
     if client.method() != Method::GET {
         return Err(Error::Handshake("the method is not GET"));
@@ -66,7 +67,7 @@ pub(crate) fn accept<B>(client: &Request<B>, protocol: Option<&str>) -> Result<A
 }
 
 /// The WebSocket on a connection after the handshake.
-pub(crate) async fn open(io: Active) -> WebSocket {
+pub async fn open<S: AsyncRead + AsyncWrite + Unpin>(io: S) -> WebSocketStream<S> {
     let config = WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)
         .write_buffer_size(0)
@@ -76,6 +77,7 @@ pub(crate) async fn open(io: Active) -> WebSocket {
 }
 
 /// The message that closes a WebSocket normally; clients report one without a code as an error.
-pub(crate) fn close_message() -> Message {
+#[must_use]
+pub fn close_message() -> Message {
     Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))
 }

@@ -55,7 +55,7 @@ pub(crate) struct Layout {
     pub(crate) root: PathBuf,
     pub(crate) state: PathBuf,
     runc: PathBuf,
-    cni: PathBuf,
+    pub(crate) cni: PathBuf,
     ipam: PathBuf,
     registries: PathBuf,
     /// Descriptions of CDI devices.
@@ -79,11 +79,15 @@ impl Layout {
     }
 }
 
+/// The folder of the CNI plugins.
+pub(crate) fn cni_plugins() -> Result<&'static str> {
+    let plugins = CNI_FOLDERS.into_iter().find(|dir| Path::new(dir).join("bridge").exists());
+    plugins.ok_or_else(|| Error::Machine(format!("no CNI plugins in {}", CNI_FOLDERS.join(", "))))
+}
+
 /// Writes the configuration of containerd and of the pod network.
 pub(crate) fn configure(names: Names, layout: &Layout) -> Result<()> {
-    let plugins = CNI_FOLDERS.into_iter().find(|dir| Path::new(dir).join("bridge").exists());
-    let plugins = plugins
-        .ok_or_else(|| Error::Machine(format!("no CNI plugins in {}", CNI_FOLDERS.join(", "))))?;
+    let plugins = cni_plugins()?;
     fs::create_dir_all(&layout.cni).at(&layout.cni)?;
     let network = layout.cni.join("10-longshore.conflist");
     fs::write(&network, network_config(names, layout)).at(&network)?;

@@ -167,6 +167,14 @@ impl Host {
         [&self.layout.root, &self.layout.state]
     }
 
+    /// The folders of CNI: of its configurations, and of its plugins.
+    ///
+    /// # Errors
+    /// When there are no plugins.
+    pub fn cni_dirs(&self) -> Result<[&Path; 2]> {
+        Ok([&self.layout.cni, Path::new(containerd::cni_plugins()?)])
+    }
+
     /// The file that holds the network namespace (for `nsenter --net=`).
     pub fn netns(&self) -> PathBuf {
         self.names().netns()

@@ -117,6 +117,7 @@ impl ImageBuilder {
         let config = self.config(layer.digest()).map_err(|e| fail(&e))?;
         let config =
             archive.blob(MediaType::ImageConfig, config.as_bytes()).map_err(|e| fail(&e))?;
+        archive.docker_manifest(&reference, &config, &layer).map_err(|e| fail(&e))?;
         let manifest = ImageManifestBuilder::default()
             .schema_version(SCHEMA_VERSION)
             .media_type(MediaType::ImageManifest)
@@ -264,6 +265,20 @@ impl Archive {
         Ok(Descriptor::new(kind, content.len().try_into()?, digest))
     }
 
+    /// What `docker load` reads before Docker 25, which knows no OCI layouts.
+    fn docker_manifest(
+        &mut self,
+        reference: &str,
+        config: &Descriptor,
+        layer: &Descriptor,
+    ) -> std::io::Result<()> {
+        let blob = |it: &Descriptor| format!("blobs/sha256/{}", it.digest().digest());
+        let manifest = serde_json::json!([
+            {"Config": blob(config), "RepoTags": [reference], "Layers": [blob(layer)]},
+        ]);
+        self.file("manifest.json", manifest.to_string().as_bytes())
+    }
+
     fn finish(mut self, manifest: Descriptor) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
         let index = ImageIndexBuilder::default()
             .schema_version(SCHEMA_VERSION)
@@ -323,7 +338,7 @@ mod tests {
         let image = Image::pause().unwrap();
         let names: Vec<String> = image.files().unwrap().into_keys().collect();
         assert_eq!(names.iter().filter(|n| n.starts_with("blobs/sha256/")).count(), 3);
-        assert_eq!(names[3..], ["index.json", "oci-layout"]);
+        assert_eq!(names[3..], ["index.json", "manifest.json", "oci-layout"]);
         assert!(image.archive().len() < 16 * 1024, "{} bytes", image.archive().len());
     }
 

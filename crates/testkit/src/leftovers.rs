@@ -158,8 +158,12 @@ impl Namespaces {
 fn files_outside(names: Names) -> Vec<PathBuf> {
     let dir = names.dir();
     let mark = dir.join("");
-    let tasks = dir.join("containerd/state/io.containerd.runtime.v2.task/k8s.io");
-    let sockets = children(&tasks).into_iter().filter_map(|bundle| shim_socket(&bundle));
+    let tasks = ["containerd/state", "docker/run/containerd/daemon"].map(|state| {
+        let namespaces = dir.join(state).join("io.containerd.runtime.v2.task");
+        children(&namespaces).into_iter().flat_map(|namespace| children(&namespace))
+    });
+    let bundles = tasks.into_iter().flatten();
+    let sockets = bundles.filter_map(|bundle| shim_socket(&bundle));
     let results = children(Path::new(CNI_RESULTS)).into_iter().filter(|file| {
         let text = fs::read_to_string(file).unwrap_or_default();
         mark.to_str().is_some_and(|mark| text.contains(mark))

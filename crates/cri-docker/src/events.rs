@@ -1,0 +1,202 @@
+//! Events of containers: the engine's stream → CRI's, with how everything stands after each. One stream of the
+//! engine serves all callers; nothing is asked for while there are none.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::models::EventMessage;
+use bollard::query_parameters::EventsOptionsBuilder;
+use futures::{Stream, StreamExt};
+use longshore_cri::v1::{ContainerEventResponse, ContainerEventType};
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::labels::{self, Kind};
+use crate::service::Inner;
+use crate::{Error, Result, timestamp};
+
+/// Events that wait for a slow caller. One that misses some sees the rest at its next relist.
+const WAITING: usize = 1024;
+/// Pauses before the engine is tried again, at first and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// What callers receive.
+#[derive(Debug)]
+pub(crate) struct Events(broadcast::Sender<ContainerEventResponse>);
+
+impl Default for Events {
+    fn default() -> Self {
+        Self(broadcast::Sender::new(WAITING))
+    }
+}
+
+impl Events {
+    /// The events from now on.
+    pub(crate) fn subscribe(&self) -> impl Stream<Item = ContainerEventResponse> + Send + use<> {
+        BroadcastStream::new(self.0.subscribe()).filter_map(|event| async { event.ok() })
+    }
+}
+
+impl Inner {
+    /// Follows the engine, also through its restarts, until `stop`.
+    pub(crate) async fn follow(self: Arc<Self>, stop: CancellationToken) {
+        let mut since = timestamp::now();
+        let mut pause = PAUSES.0;
+        loop {
+            let followed = tokio::select! {
+                followed = self.follow_once(&mut since) => followed,
+                () = stop.cancelled() => return,
+            };
+            match followed {
+                Ok(()) => {
+                    tracing::info!("the Docker Engine has ended its stream of events");
+                    pause = PAUSES.0;
+                }
+                Err(error) => tracing::warn!("events of the Docker Engine: {error}"),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => pause = pause.saturating_mul(2).min(PAUSES.1),
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Follows one stream of events, from the last one seen.
+    async fn follow_once(self: &Arc<Self>, since: &mut i64) -> Result<()> {
+        self.engine.negotiate().await?;
+        // It may be another engine, or have another configuration.
+        self.info.forget();
+        self.logs.resume(self).await;
+        let types = vec!["container".to_owned()];
+        let actions = ["create", "start", "die", "destroy"].map(str::to_owned).to_vec();
+        let filters: HashMap<&str, Vec<String>> = [("type", types), ("event", actions)].into();
+        let from = format!("{}.{:09}", since.div_euclid(NANOS), since.rem_euclid(NANOS));
+        let options = EventsOptionsBuilder::default().since(&from).filters(&filters).build();
+        let mut events = std::pin::pin!(self.engine.events(Some(options)));
+        while let Some(event) = events.next().await {
+            let event = event.map_err(|error| Error::docker("follow events", error))?;
+            let at = event.time_nano.unwrap_or(0);
+            // The engine repeats the last one that was seen.
+            if at <= *since {
+                continue;
+            }
+            *since = at;
+            self.handle(event).await;
+        }
+        Ok(())
+    }
+
+    async fn handle(&self, event: EventMessage) {
+        let Some(mut event) = Event::new(event) else { return };
+        if event.message.container_event_type() == ContainerEventType::ContainerStoppedEvent {
+            self.logs.ended(&event.message.container_id);
+        }
+        if self.events.0.receiver_count() == 0 {
+            return;
+        }
+        if let Err(error) = self.complete(&mut event).await {
+            tracing::debug!("event of {}: {error}", event.message.container_id);
+        }
+        let _ = self.events.0.send(event.message);
+    }
+
+    /// Adds how the sandbox and its containers stand.
+    async fn complete(&self, event: &mut Event) -> Result<()> {
+        let deleted =
+            event.message.container_event_type() == ContainerEventType::ContainerDeletedEvent;
+        if deleted && event.message.container_id == event.sandbox {
+            return Ok(());
+        }
+        match self.sandbox_status(&event.sandbox).await {
+            Ok((status, _)) => event.message.pod_sandbox_status = Some(status),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+        for container in self.containers_of(&event.sandbox).await? {
+            match self.container_status(&container.id.unwrap_or_default()).await {
+                Ok((status, _)) => event.message.containers_statuses.push(status),
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+const NANOS: i64 = 1_000_000_000;
+
+/// An event that is of Kubernetes.
+#[derive(Debug, PartialEq)]
+struct Event {
+    message: ContainerEventResponse,
+    sandbox: String,
+}
+
+impl Event {
+    /// `None` for events of no interest, and of what is somebody else's.
+    fn new(event: EventMessage) -> Option<Self> {
+        let kind = match event.action.as_deref()? {
+            "create" => ContainerEventType::ContainerCreatedEvent,
+            "start" => ContainerEventType::ContainerStartedEvent,
+            "die" => ContainerEventType::ContainerStoppedEvent,
+            "destroy" => ContainerEventType::ContainerDeletedEvent,
+            _ => return None,
+        };
+        let actor = event.actor?;
+        let container_id = actor.id?;
+        let attributes = actor.attributes?;
+        let sandbox = match Kind::of(&attributes)? {
+            Kind::Sandbox => container_id.clone(),
+            Kind::Container => attributes.get(labels::SANDBOX)?.clone(),
+        };
+        let message = ContainerEventResponse {
+            container_id,
+            container_event_type: kind.into(),
+            created_at: event.time_nano.unwrap_or(0),
+            pod_sandbox_status: None,
+            containers_statuses: Vec::new(),
+        };
+        Some(Self { message, sandbox })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bollard::models::EventActor;
+
+    use super::*;
+
+    fn event(action: &str, labels: &[(&str, &str)]) -> EventMessage {
+        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        EventMessage {
+            action: Some(action.to_owned()),
+            actor: Some(EventActor { id: Some("c1".into()), attributes: Some(labels.collect()) }),
+            time_nano: Some(5),
+            ..EventMessage::default()
+        }
+    }
+
+    #[test]
+    fn events_of_others_are_passed_over() {
+        let container = [(labels::TYPE, "container"), (labels::SANDBOX, "s1")];
+        let sandbox = [(labels::TYPE, "podsandbox")];
+        let found = |event| {
+            Event::new(event).map(|event| (event.message.container_event_type(), event.sandbox))
+        };
+        let cases = [
+            (event("create", &container), Some((ContainerEventType::ContainerCreatedEvent, "s1"))),
+            (event("start", &sandbox), Some((ContainerEventType::ContainerStartedEvent, "c1"))),
+            (event("die", &container), Some((ContainerEventType::ContainerStoppedEvent, "s1"))),
+            (event("destroy", &sandbox), Some((ContainerEventType::ContainerDeletedEvent, "c1"))),
+            (event("exec_die", &container), None),
+            (event("die", &[]), None),
+            (event("die", &[(labels::TYPE, "container")]), None),
+            (EventMessage::default(), None),
+        ];
+        for (event, expected) in cases {
+            assert_eq!(found(event), expected.map(|(kind, id)| (kind, id.to_owned())));
+        }
+    }
+}

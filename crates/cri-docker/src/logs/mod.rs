@@ -1,0 +1,272 @@
+//! Logs of containers, where and as the kubelet expects them: in CRI's form, rotated by the kubelet.
+//!
+//! The engine cannot write to a file of our choice, nor begin a new one when it is told to. A link to its own log, as
+//! cri-dockerd makes it, therefore cannot be rotated by the kubelet: renaming the link leaves the engine's file
+//! as it was. So a follower of each running container copies what the engine writes, line by line, into the
+//! kubelet's file; [`Logs::reopen`] has it begin a new one between two lines. Where it has to go on after a
+//! restart it finds in the kubelet's file: the time of the last line. The engine's own files are bounded
+//! (`container::log_config`) to what the kubelet keeps too, and rotated ones are read to their end.
+//!
+//! Current limitations: the engine's logs are JSON, so bytes that are not UTF-8 have been replaced by it.
+
+mod copy;
+mod watch;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::models::{ContainerInspectResponse, ContainerSummaryStateEnum};
+use longshore_base::panics;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use crate::container::log_path_of;
+use crate::labels::{self, Kind};
+use crate::service::Inner;
+use crate::{Error, Result};
+use copy::Copier;
+use watch::Watcher;
+
+/// A follower sleeps for so long after each turn, so that a container that writes much causes few turns.
+const REST: Duration = Duration::from_millis(20);
+/// After a failure it tries again: there may be space on the disk then.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long the status of a container that has ended may wait for the rest of its log.
+const COMPLETION: Duration = Duration::from_secs(5);
+
+/// The logs of all containers.
+#[derive(Debug, Default)]
+pub(crate) struct Logs {
+    followers: Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Order>>>>,
+    watcher: Mutex<Option<Arc<Watcher>>>,
+}
+
+/// What a follower is to do.
+enum Order {
+    /// Begin a new file.
+    Reopen(oneshot::Sender<io::Result<()>>),
+    /// Copy what is there, and end.
+    Finish(oneshot::Sender<()>),
+}
+
+impl Logs {
+    /// Follows the log of a container that was started.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub(crate) async fn begin(
+        &self,
+        container: &ContainerInspectResponse,
+        root: &str,
+    ) -> Result<()> {
+        let (Some(target), Some(id)) = (log_path_of(container), container.id.as_deref()) else {
+            return Ok(());
+        };
+        self.follow(id, target.into(), source(root, id)).await
+    }
+
+    async fn follow(&self, id: &str, target: PathBuf, source: PathBuf) -> Result<()> {
+        if self.followers.lock().contains_key(id) {
+            return Ok(());
+        }
+        let failed = |error| Error::file("create log", &target, error);
+        let (path, from) = (target.clone(), source.clone());
+        let copier = panics::blocking(move || Copier::new(from, path)).await;
+        let copier = copier.map_err(io::Error::other).and_then(|copier| copier).map_err(failed)?;
+        let watcher = self.watcher().map_err(failed)?;
+        let (orders, received) = mpsc::unbounded_channel();
+        self.followers.lock().insert(id.to_owned(), orders);
+        let (followers, id) = (Arc::clone(&self.followers), id.to_owned());
+        tokio::spawn(panics::contained(
+            async move {
+                Follower { copier, watcher, source, received }.run().await;
+                followers.lock().remove(&id);
+            },
+            || (),
+        ));
+        Ok(())
+    }
+
+    /// One for all: the kernel gives a user few of them.
+    fn watcher(&self) -> io::Result<Arc<Watcher>> {
+        let mut watcher = self.watcher.lock();
+        if let Some(watcher) = &*watcher {
+            return Ok(Arc::clone(watcher));
+        }
+        Ok(Arc::clone(watcher.insert(Watcher::new()?)))
+    }
+
+    /// Takes up the logs of containers that were started before this program: what runs is followed, and of
+    /// what has ended meanwhile the rest is copied.
+    pub(crate) async fn resume(&self, inner: &Inner) {
+        let (containers, info) = match (inner.list(Kind::Container, &[]).await, inner.info().await)
+        {
+            (Ok(containers), Ok(info)) => (containers, info),
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::warn!("logs of containers are not taken up: {error}");
+                return;
+            }
+        };
+        for container in containers {
+            let labels = container.labels.unwrap_or_default();
+            let target = labels.get(labels::LOG_PATH).filter(|path| !path.is_empty());
+            let (Some(id), Some(target)) = (container.id, target) else { continue };
+            let source = source(&info.root_dir, &id);
+            let running = container.state == Some(ContainerSummaryStateEnum::RUNNING);
+            // One that never ran has no log, and that of one which cri-dockerd ran to its end is linked.
+            if !running && (!source.exists() || Path::new(target).is_symlink()) {
+                continue;
+            }
+            if let Err(error) = self.follow(&id, target.into(), source).await {
+                tracing::warn!("log of container {id}: {error}");
+            }
+            if !running {
+                self.finish(&id);
+            }
+        }
+    }
+
+    /// A container has ended: its follower ends when it has copied the rest.
+    pub(crate) fn ended(&self, id: &str) {
+        self.finish(id);
+    }
+
+    fn finish(&self, id: &str) -> Option<oneshot::Receiver<()>> {
+        let (done, finished) = oneshot::channel();
+        let followers = self.followers.lock();
+        followers.get(id)?.send(Order::Finish(done)).ok()?;
+        Some(finished)
+    }
+
+    /// Waits until the log of a container that has ended is complete.
+    pub(crate) async fn complete(&self, container: &ContainerInspectResponse) {
+        let finished = container.id.as_deref().and_then(|id| self.finish(id));
+        if let Some(finished) = finished {
+            // An error is a follower that has ended already.
+            let _ = tokio::time::timeout(COMPLETION, finished).await;
+        }
+    }
+
+    /// A container is gone. Its log stays, as with other runtimes, but for a link that leads nowhere now.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub(crate) async fn end(&self, container: &ContainerInspectResponse) -> Result<()> {
+        let Some(path) = log_path_of(container).map(Path::new) else { return Ok(()) };
+        if !tokio::fs::symlink_metadata(path).await.is_ok_and(|metadata| metadata.is_symlink()) {
+            return Ok(());
+        }
+        match tokio::fs::remove_file(path).await {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Error::file("remove log", path, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins a new file where the kubelet has renamed the old one.
+    ///
+    /// # Errors
+    /// FailedPrecondition when the container does not run, and of the file system.
+    pub(crate) async fn reopen(
+        &self,
+        container: &ContainerInspectResponse,
+        root: &str,
+    ) -> Result<()> {
+        let id = container.id.as_deref().unwrap_or_default();
+        if container.state.as_ref().and_then(|state| state.running) != Some(true) {
+            return Err(Error::Precondition(format!("container {id} is not running")));
+        }
+        let (done, reopened) = oneshot::channel();
+        let order = self.followers.lock().get(id).map(|orders| orders.send(Order::Reopen(done)));
+        match order {
+            Some(Ok(())) => {
+                let reopened =
+                    reopened.await.map_err(io::Error::other).and_then(|reopened| reopened);
+                reopened.map_err(|error| Error::file("reopen log of container", id, error))
+            }
+            _ => self.begin(container, root).await,
+        }
+    }
+}
+
+/// The engine's log of a container.
+fn source(root: &str, id: &str) -> PathBuf {
+    Path::new(root).join("containers").join(id).join(format!("{id}-json.log"))
+}
+
+/// Copies the log of one container.
+struct Follower {
+    copier: Copier,
+    watcher: Arc<Watcher>,
+    source: PathBuf,
+    received: mpsc::UnboundedReceiver<Order>,
+}
+
+impl Follower {
+    async fn run(self) {
+        let Self { mut copier, watcher, source, mut received } = self;
+        let changed = Arc::new(Notify::new());
+        // Before the first turn: what is written after it is not missed.
+        let mut watch = watcher.add(&source, &changed);
+        loop {
+            let (back, copied) = turn(copier).await;
+            copier = back;
+            if let Err(error) = &copied {
+                tracing::warn!("log {source:?}: {error}");
+            }
+            if copier.has_moved_on() {
+                watch = watcher.add(&source, &changed);
+                // It may have been written to before it was watched.
+                changed.notify_one();
+            }
+            let pause = if copied.is_err() || watch.is_none() { RETRY } else { REST };
+            let next = async {
+                tokio::time::sleep(pause).await;
+                if copied.is_ok() && watch.is_some() {
+                    changed.notified().await;
+                }
+            };
+            tokio::select! {
+                () = next => {
+                    if watch.is_none() {
+                        watch = watcher.add(&source, &changed);
+                    }
+                }
+                order = received.recv() => match order {
+                    Some(Order::Reopen(done)) => {
+                        let (mut back, copied) = turn(copier).await;
+                        let reopened = copied.and_then(|()| back.reopen());
+                        copier = back;
+                        let _ = done.send(reopened);
+                    }
+                    Some(Order::Finish(done)) => {
+                        let (_, copied) = turn(copier).await;
+                        if let Err(error) = copied {
+                            tracing::warn!("the end of log {source:?} is lost: {error}");
+                        }
+                        let _ = done.send(());
+                        return;
+                    }
+                    None => return,
+                },
+            }
+        }
+    }
+}
+
+/// Copies what there is, on a thread that may wait.
+async fn turn(mut copier: Copier) -> (Copier, io::Result<()>) {
+    let done = tokio::task::spawn_blocking(move || {
+        let copied = copier.copy();
+        (copier, copied)
+    });
+    match done.await {
+        Ok(done) => done,
+        // The runtime shuts down, or a panic that was reported.
+        Err(error) => (Copier::default(), Err(io::Error::other(error))),
+    }
+}

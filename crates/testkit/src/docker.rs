@@ -1,0 +1,180 @@
+//! A Docker Engine of the host's own: its folders, socket, network namespace and cgroup.
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::cgroup::CgroupDriver;
+use crate::command::search_path;
+use crate::daemon::Daemon;
+use crate::error::{AtPath, Error, Result};
+use crate::host::Host;
+use crate::image::Image;
+use crate::wait::poll_until;
+
+const START: Duration = Duration::from_secs(60);
+/// How long an answer may take: of a load, of a removal.
+const ANSWER: Duration = Duration::from_secs(60);
+const PROGRAM: &str = "dockerd";
+
+/// How an engine is started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DockerOptions {
+    /// Whether containers outlive the engine.
+    pub live_restore: bool,
+}
+
+/// A running engine. Dropping it kills the engine; what is left of its containers goes with the host.
+#[derive(Debug)]
+pub struct Docker {
+    daemon: Option<Daemon>,
+    dir: PathBuf,
+    options: DockerOptions,
+}
+
+impl Docker {
+    /// Whether the machine has an engine that can be started.
+    pub fn is_installed() -> bool {
+        search_path().split(':').any(|dir| Path::new(dir).join(PROGRAM).is_file())
+    }
+
+    /// Starts an engine on a host, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it is not installed, ends, or is not ready in time; the error holds the end of its log.
+    pub fn start(host: &Host, options: DockerOptions) -> Result<Self> {
+        let dir = host.dir().join("docker");
+        fs::create_dir_all(&dir).at(&dir)?;
+        let mut docker = Self { daemon: None, dir, options };
+        docker.start_again(host)?;
+        Ok(docker)
+    }
+
+    /// Starts the engine anew, after it was stopped or killed.
+    ///
+    /// # Errors
+    /// As for [`Docker::start`].
+    pub fn start_again(&mut self, host: &Host) -> Result<()> {
+        let settings = self.dir.join("daemon.json");
+        // What the machine's own engine is set to must not matter. Registries of tests speak plain HTTP.
+        fs::write(&settings, r#"{"insecure-registries": ["0.0.0.0/0"]}"#).at(&settings)?;
+        let mut command = host.command(PROGRAM);
+        command
+            .arg("--config-file")
+            .arg(&settings)
+            .arg(format!("--host=unix://{}", self.socket().display()))
+            .arg(format!("--data-root={}", self.dir.join("root").display()))
+            .arg(format!("--exec-root={}", self.dir.join("run").display()))
+            .arg(format!("--pidfile={}", self.dir.join("pid").display()))
+            .arg(format!("--cgroup-parent={}", host.cgroup_root()))
+            .arg(format!("--exec-opt=native.cgroupdriver={}", CgroupDriver::of_tests().name()))
+            // Without CAP_SYS_RESOURCE it cannot be lowered.
+            .arg("--oom-score-adjust=0")
+            .args(["--bridge=none", "--iptables=false", "--ip-masq=false"])
+            .args(["--storage-driver=overlay2", "--userland-proxy=false"])
+            .arg(format!("--live-restore={}", self.options.live_restore));
+        let _ = fs::remove_file(self.socket());
+        // One that was killed has left these. Its containerd ends with it, but as long as nobody has reaped that, its
+        // pid looks alive.
+        for file in ["pid", "run/containerd/containerd.pid", "run/containerd/containerd.sock"] {
+            let _ = fs::remove_file(self.dir.join(file));
+        }
+        let mut daemon = host.spawn("docker", command)?;
+        poll_until(START, "the Docker Engine to answer", || {
+            daemon.check_running()?;
+            Ok(match self.request("GET", "/version", &[]) {
+                Ok((200, _)) => Ok(()),
+                Ok((status, answer)) => Err(format!("{status} {answer}")),
+                Err(error) => Err(error.to_string()),
+            })
+        })?;
+        self.daemon = Some(daemon);
+        Ok(())
+    }
+
+    /// The engine's process.
+    ///
+    /// # Errors
+    /// When it was stopped.
+    pub fn daemon(&mut self) -> Result<&mut Daemon> {
+        self.daemon.as_mut().ok_or_else(|| Error::Machine("the Docker Engine is stopped".into()))
+    }
+
+    /// Stops the engine in order, with its containers unless they outlive it.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn stop(&mut self) -> Result<()> {
+        self.daemon()?.terminate(START)?;
+        self.daemon = None;
+        Ok(())
+    }
+
+    /// Kills the engine, as a crash would end it.
+    ///
+    /// # Errors
+    /// When it was stopped.
+    pub fn kill(&mut self) -> Result<()> {
+        self.daemon()?.kill()?;
+        self.daemon = None;
+        Ok(())
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("docker.sock")
+    }
+
+    /// All that it keeps.
+    pub fn data_root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// Puts an image into the engine.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn load(&self, image: &Image) -> Result<()> {
+        match self.request("POST", "/images/load?quiet=1", image.archive())? {
+            (200, answer) if answer.get("error").is_none() => Ok(()),
+            (status, answer) => Err(self.refused("load an image", status, &answer)),
+        }
+    }
+
+    /// A request behind the back of everyone: its status and answer. An answer of several JSON objects is the
+    /// last of them.
+    ///
+    /// # Errors
+    /// When the engine does not answer.
+    pub fn request(&self, method: &str, path: &str, body: &[u8]) -> Result<(u16, Value)> {
+        let socket = self.socket();
+        let mut stream = UnixStream::connect(&socket).at(&socket)?;
+        stream.set_read_timeout(Some(ANSWER)).at(&socket)?;
+        let kind =
+            if body.first() == Some(&b'{') { "application/json" } else { "application/x-tar" };
+        let head = format!(
+            "{method} {path} HTTP/1.0\r\nHost: docker\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).at(&socket)?;
+        // It may answer before it has read all.
+        let _ = stream.write_all(body);
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).at(&socket)?;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let values = serde_json::Deserializer::from_str(body).into_iter::<Value>();
+        Ok((status, values.map_while(std::result::Result::ok).last().unwrap_or_default()))
+    }
+
+    fn refused(&self, what: &str, status: u16, answer: &Value) -> Error {
+        Error::Command {
+            command: format!("dockerd: {what}"),
+            message: format!("{status} {answer}"),
+        }
+    }
+}
