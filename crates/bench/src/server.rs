@@ -80,7 +80,7 @@ async fn measure(host: &mut Host, pods: u16) -> Result<Server> {
     let options = NodeOptions { config, ..NodeOptions::default() };
     let mut cluster = Cluster::start_with(host, options).await?;
     let names: Vec<String> = (0..pods).map(|n| format!("bench-{n}")).collect();
-    burst::run(&mut cluster, &names).await?;
+    burst::run(&mut cluster, &names, false).await?;
 
     let mut port = Port::open(&cluster).await?;
     let mut summaries = Vec::new();
