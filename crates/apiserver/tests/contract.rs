@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use common::upstream::{Etcd, apiserver, collection, documents};
+use common::upstream::{Etcd, apiserver_with, collection, documents};
 use common::{Client, Cluster};
 use serde_json::{Value, json};
 
@@ -97,6 +97,25 @@ fn remove(object: &mut Value, place: &str) {
 }
 
 /// What may stand where a value is.
+/// What is off by default, and its feature gates.
+const OPTIONAL: &str = "certificates.k8s.io/v1beta1/podcertificaterequests=true";
+const OPTIONAL_GATES: &str = "PodCertificateRequest=true";
+
+fn pod_certificate_request() -> Value {
+    json!({
+        "apiVersion": "certificates.k8s.io/v1beta1",
+        "kind": "PodCertificateRequest",
+        "metadata": {"name": "web"},
+        "spec": {
+            "signerName": "example.com/s", "podName": "web", "podUID": "pod-uid",
+            "serviceAccountName": "sa", "serviceAccountUID": "sa-uid", "nodeName": "n1",
+            "nodeUID": "node-uid", "maxExpirationSeconds": 7200,
+            "unverifiedUserAnnotations": {"example.com/a": "b"},
+            "stubPKCS10Request": "MH8wMwIBADAAMCowBQYDK2VwAyEAOpAS605U03vEQJHw1AyUjvV0dYN/ye0d9srqrA+YkiSgADAFBgMrZXADQQCUIbA8+PAXRAprrJpDWqMBm0d2e36Hk5ycugRrgiRZSjRVjZMY29i2Yo/390DvL0oP3ICS0uKvZsQ7NHLo0XoP",
+        },
+    })
+}
+
 fn others(value: &Value) -> Vec<Value> {
     let mut others = match value {
         Value::Bool(given) => vec![json!(!given), json!("x")],
@@ -146,6 +165,8 @@ fn without_indexes(field: &str) -> String {
 async fn contract_of_every_kind() {
     let cluster = Cluster::start_with(|config| {
         config.service_ranges = "10.202.0.0/16".parse().unwrap();
+        config.gates = OPTIONAL_GATES.parse().unwrap();
+        config.runtime_config = OPTIONAL.parse().unwrap();
     })
     .await;
     let paths = ["KUBE_APISERVER", "ETCD"].map(std::env::var_os);
@@ -154,7 +175,12 @@ async fn contract_of_every_kind() {
             let (server, etcd) = (Path::new(server), Path::new(etcd));
             let dir = cluster.dir.path();
             let etcd = Etcd::start(etcd, dir).await;
-            let (client, server) = apiserver(server, &etcd.url, &cluster.pki(), dir).await;
+            let more = [
+                format!("--feature-gates={OPTIONAL_GATES}"),
+                format!("--runtime-config={OPTIONAL}"),
+            ];
+            let pki = cluster.pki();
+            let (client, server) = apiserver_with(server, &etcd.url, &pki, dir, &more).await;
             Some((client, [etcd.program, server]))
         }
         _ => None,
@@ -162,7 +188,7 @@ async fn contract_of_every_kind() {
     let mut report = std::env::var_os("CONTRACT_REPORT").map(|path| File::create(path).unwrap());
     let mut counts: BTreeMap<String, [usize; 2]> = BTreeMap::new();
     let mut wrong = Vec::new();
-    for object in documents() {
+    for object in documents().into_iter().chain([pod_certificate_request()]) {
         let kind = object["kind"].as_str().unwrap().to_owned();
         let path = collection(&cluster.admin, &object).await;
         for (what, variation) in variations(&object) {

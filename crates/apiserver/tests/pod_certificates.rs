@@ -385,8 +385,15 @@ async fn pod_certificates_reach_the_node() {
         };
         let (code, said) = answer(admin, &request, status.clone()).await;
         assert_eq!(code, 200, "{said}");
-        changes.next().await;
-        match objects.pod_certificate(&pod, "v", 0) {
+        let obtained = loop {
+            // other objects of the pod may have changed
+            changes.next().await;
+            match objects.pod_certificate(&pod, "v", 0) {
+                Err(error) if error.to_string() == "credential bundle is not issued yet" => {}
+                obtained => break obtained,
+            }
+        };
+        match obtained {
             Ok(credentials) => {
                 assert_eq!(credentials.certificates, status["certificateChain"], "{key_type}");
                 let key = KeyPair::from_pem(&credentials.key).unwrap();

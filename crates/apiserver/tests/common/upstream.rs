@@ -92,7 +92,18 @@ impl Etcd {
 
 /// kube-apiserver on an etcd, as an administrator.
 pub async fn apiserver(program: &Path, etcd: &str, pki: &Path, dir: &Path) -> (Client, Program) {
-    let (config, server) = start_apiserver(program, etcd, pki, dir).await;
+    apiserver_with(program, etcd, pki, dir, &[]).await
+}
+
+/// The same with further flags.
+pub async fn apiserver_with(
+    program: &Path,
+    etcd: &str,
+    pki: &Path,
+    dir: &Path,
+    more: &[String],
+) -> (Client, Program) {
+    let (config, server) = start_apiserver_with(program, etcd, pki, dir, more).await;
     let client = Client(kube::Client::try_from(config).unwrap());
     client.ensure_default_account("default").await;
     (client, server)
@@ -105,11 +116,21 @@ pub async fn start_apiserver(
     pki: &Path,
     dir: &Path,
 ) -> (kube::Config, Program) {
+    start_apiserver_with(program, etcd, pki, dir, &[]).await
+}
+
+async fn start_apiserver_with(
+    program: &Path,
+    etcd: &str,
+    pki: &Path,
+    dir: &Path,
+    more: &[String],
+) -> (kube::Config, Program) {
     let port = free_port();
     let tokens = dir.join("tokens.csv");
     std::fs::write(&tokens, format!("{TOKEN},admin,1,system:masters\n")).unwrap();
     let key = pki.join("sa.key");
-    let args = vec![
+    let mut args = vec![
         format!("--etcd-servers={etcd}"),
         format!("--secure-port={port}"),
         "--bind-address=127.0.0.1".to_owned(),
@@ -123,6 +144,7 @@ pub async fn start_apiserver(
         "--authorization-mode=Node,RBAC".to_owned(),
         "--allow-privileged=true".to_owned(),
     ];
+    args.extend_from_slice(more);
     let server = Program::start(program, args, dir);
     let mut config = kube::Config::new(format!("https://127.0.0.1:{port}").parse().unwrap());
     config.accept_invalid_certs = true;
