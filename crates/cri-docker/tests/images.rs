@@ -90,7 +90,7 @@ fn code<T>(result: Result<T, Status>) -> Code {
 /// An image with that user.
 fn image(name: &str, user: &str) -> Result<Image> {
     let builder = Image::busybox_builder(&format!("longshore.local/{name}:1"))?.user(user);
-    Ok(builder.file("/name", 0o644, name).build()?)
+    Ok(builder.file("name", 0o644, name).build()?)
 }
 
 #[tokio::test]

@@ -91,7 +91,7 @@ async fn a_pod_has_its_network_and_leaves_nothing() -> Result<()> {
 
     bed.remove_pod(&pod).await?;
     bed.remove_pod(&pod).await?;
-    assert_eq!(bed.engine_containers()?, [stranger.clone()]);
+    assert_eq!(bed.engine_containers()?, std::slice::from_ref(&stranger));
     assert_eq!(bed.kept(), Vec::<std::path::PathBuf>::new());
     let (status, answer) =
         bed.docker.request("GET", &format!("/containers/{stranger}/json"), &[])?;

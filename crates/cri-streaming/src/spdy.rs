@@ -175,7 +175,7 @@ impl<A: FnMut(&Headers) -> Result<(), String>> Incoming<'_, A> {
         let mut body = frame.body;
         // its length is checked
         let first = body.try_get_u32().unwrap_or_default();
-        if frame.kind != PING || first % 2 != 0 {
+        if frame.kind != PING || !first.is_multiple_of(2) {
             self.activity.note();
         }
         match frame.kind {
@@ -185,7 +185,7 @@ impl<A: FnMut(&Headers) -> Result<(), String>> Incoming<'_, A> {
                     stream.reset.cancel();
                 }
             }
-            PING if first % 2 != 0 => {
+            PING if !first.is_multiple_of(2) => {
                 self.queue.try_send(Bytes::copy_from_slice(&spdy::ping(first)));
             }
             _ => {}
@@ -194,7 +194,7 @@ impl<A: FnMut(&Headers) -> Result<(), String>> Incoming<'_, A> {
     }
 
     async fn open(&mut self, id: u32, is_last: bool, headers: Headers) {
-        if id % 2 == 0 || id <= self.last {
+        if id.is_multiple_of(2) || id <= self.last {
             // it may be in use: a reset would end that one
             debug!(id, "a stream is opened with an invalid number");
             return;

@@ -59,8 +59,8 @@ impl Docker {
     /// As for [`Docker::start`].
     pub fn start_again(&mut self, host: &Host) -> Result<()> {
         let settings = self.dir.join("daemon.json");
-        // What the machine's own engine is set to must not matter. Registries of tests speak plain HTTP.
-        fs::write(&settings, r#"{"insecure-registries": ["0.0.0.0/0"]}"#).at(&settings)?;
+        // What the machine's own engine is set to must not matter.
+        fs::write(&settings, "{}").at(&settings)?;
         let mut command = host.command(PROGRAM);
         command
             .arg("--config-file")
@@ -75,6 +75,8 @@ impl Docker {
             .arg("--oom-score-adjust=0")
             .args(["--bridge=none", "--iptables=false", "--ip-masq=false"])
             .args(["--storage-driver=overlay2", "--userland-proxy=false"])
+            // Registries of tests speak plain HTTP.
+            .arg("--insecure-registry=0.0.0.0/0")
             .arg(format!("--live-restore={}", self.options.live_restore));
         let _ = fs::remove_file(self.socket());
         // One that was killed has left these. Its containerd ends with it, but as long as nobody has reaped that, its

@@ -2,6 +2,7 @@
 //! images of Docker Hub. The engine takes both forms and tells the short one.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 
 const DOCKER_HUB: &str = "docker.io";
 const OFFICIAL: &str = "library";
@@ -120,8 +121,7 @@ fn repository(name: &str) -> Result<String, &'static str> {
         true => format!("{registry}/{OFFICIAL}/{path}"),
         false => format!("{registry}/{path}"),
     };
-    let is_valid_host = |b: u8| b.is_ascii_alphanumeric() || b".-:[]".contains(&b);
-    if !registry.bytes().all(is_valid_host) {
+    if !is_host(registry) {
         return Err("invalid registry");
     }
     if repository.len() > MAX_NAME {
@@ -138,6 +138,25 @@ fn is_registry(first: &str) -> bool {
     first == "localhost"
         || first.contains(['.', ':'])
         || first.bytes().any(|b| b.is_ascii_uppercase())
+}
+
+/// A name or an address, and perhaps a port.
+fn is_host(text: &str) -> bool {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, Some(port)),
+        _ => (text, None),
+    };
+    let is_label = |label: &str| {
+        let is_valid = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+        !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label.bytes().all(is_valid)
+    };
+    let is_address = |address: &str| address.parse::<Ipv6Addr>().is_ok();
+    let address = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    port.is_none_or(|port| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()))
+        && address.map_or_else(|| host.split('.').all(is_label), is_address)
 }
 
 /// Lower-case letters and digits, with single separators (`.`, `_`, `__`, or any number of `-`) between.
@@ -234,6 +253,16 @@ mod tests {
             "a b",
             "a?x=1",
             "../a",
+            "./a",
+            ".x/a",
+            "x./a",
+            "x..y/a",
+            "-x.y/a",
+            "x.y:/a",
+            "x.y:z/a",
+            "::1/a",
+            "[x]:1/a",
+            "[::1/a",
             "a/../b",
             "a..b",
             "a___b",
