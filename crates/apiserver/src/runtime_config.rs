@@ -87,7 +87,7 @@ fn is_in_force(key: &str, value: bool) -> bool {
         let version = resource.gvk().api_version();
         key == version || key.strip_prefix(&version) == Some(&format!("/{}", resource.plural))
     };
-    let is_optional = kinds::optional().any(|resource| names(resource));
+    let is_optional = kinds::optional().any(&names);
     let is_stage = [ALL, STABLE].contains(&key) || STAGES.iter().any(|(_, of)| *of == key);
     is_optional || value && (is_stage || kinds::resources().any(names))
 }

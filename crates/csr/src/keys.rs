@@ -114,7 +114,7 @@ impl PublicKey {
             return is_key.then_some(PublicKey::Rsa { modulus, exponent });
         }
         let is_other = |id: &&str| Oid::from_str(id).is_ok_and(|id| id == *algorithm);
-        OTHERS.iter().any(|id| is_other(&id)).then_some(PublicKey::Other)
+        OTHERS.iter().any(is_other).then_some(PublicKey::Other)
     }
 
     /// Why a pod may not have it.
