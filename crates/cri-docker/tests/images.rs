@@ -57,7 +57,7 @@ impl Engine {
         Ok(self.images.pull_image(Request::new(request)).await?.into_inner().image_ref)
     }
 
-    async fn status(&self, image: &str) -> Result<Option<Image_>, Status> {
+    async fn status(&self, image: &str) -> Result<Option<Told>, Status> {
         let request = ImageStatusRequest { image: Some(spec(image)), verbose: true };
         let response = self.images.image_status(Request::new(request)).await?.into_inner();
         assert_eq!(response.info.contains_key("info"), response.image.is_some());
@@ -77,7 +77,8 @@ impl Engine {
     }
 }
 
-type Image_ = longshore_cri::v1::Image;
+/// An image as the service tells it.
+type Told = longshore_cri::v1::Image;
 
 fn spec(image: &str) -> ImageSpec {
     ImageSpec { image: image.to_owned(), ..ImageSpec::default() }
@@ -125,7 +126,7 @@ async fn images_are_pulled_told_and_removed() -> Result<()> {
     ] {
         assert_eq!(engine.status(name).await?.map(|image| image.id).as_ref(), Some(&id), "{name}");
         let listed = engine.list(name).await?;
-        assert_eq!(listed, [id.clone()], "{name}");
+        assert_eq!(listed, std::slice::from_ref(&id), "{name}");
     }
     let missing = digested.replace(&repository(&first), "other.local/first");
     for name in ["busybox", "x.y/a:1", &missing, &format!("x.y/a@{id}"), &"0".repeat(64), "0123"] {
@@ -138,7 +139,7 @@ async fn images_are_pulled_told_and_removed() -> Result<()> {
         assert_eq!(code(engine.pull(name, None).await), Code::InvalidArgument, "{name}");
         assert_eq!(code(engine.remove(name).await), Code::InvalidArgument, "{name}");
     }
-    assert_eq!(engine.list(&repository(&first)).await?, [id.clone()]);
+    assert_eq!(engine.list(&repository(&first)).await?, std::slice::from_ref(&id));
     assert_eq!(engine.list("").await?.len(), 2);
 
     // by its ID with all tags and digests, of all repositories

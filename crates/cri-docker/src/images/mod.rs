@@ -225,7 +225,7 @@ impl Images {
         let info = info.map_err(|error| crate::Error::docker("read the engine's root", error))?;
         let path = info.docker_root_dir.unwrap_or_default();
         let files = match nix::sys::statvfs::statvfs(path.as_str()) {
-            Ok(found) => u64::from(found.files()).saturating_sub(found.files_free()),
+            Ok(found) => found.files().saturating_sub(found.files_free()),
             Err(source) => return Err(Error::FileSystem { path, source }),
         };
         let is_shared_known = self.engine.api() >= SHARED_SIZE_API;
@@ -312,9 +312,7 @@ impl ImageService for Images {
         request: Request<PullImageRequest>,
     ) -> std::result::Result<Response<PullImageResponse>, Status> {
         let pulled = self.pull(request.into_inner());
-        let response = async {
-            Ok(PullImageResponse { image_ref: pulled.await?, ..PullImageResponse::default() })
-        };
+        let response = async { Ok(PullImageResponse { image_ref: pulled.await? }) };
         answer(response).await
     }
 

@@ -161,8 +161,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pulls_without_progress_end() {
-        let (down, extract, done) = ("Downloading", "Extracting", "Pull complete");
-        let _ = (down, extract, done);
         followed(&[(59, "a", "Downloading"), (59, "a", "Downloading"), (59, "b", "Pull complete")])
             .await
             .unwrap();
