@@ -134,7 +134,7 @@ async fn the_first_valid_configuration_is_used() -> Result<()> {
 }
 
 #[tokio::test]
-async fn failures_of_plugins_are_told_in_their_words() -> Result<()> {
+async fn failures_of_plugins_are_reported_in_their_words() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let cni = cni(folder.path(), &json!({}))?;
     let bin = &cni.bin_dirs[0];

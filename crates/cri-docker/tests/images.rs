@@ -95,7 +95,7 @@ fn image(name: &str, user: &str) -> Result<Image> {
 }
 
 #[tokio::test]
-async fn images_are_pulled_told_and_removed() -> Result<()> {
+async fn images_are_pulled_listed_and_removed() -> Result<()> {
     let Some(engine) = Engine::start("longshore.local/pause:1").await? else { return Ok(()) };
     let registry = Registry::start(&engine.host, 5000)?;
     let first = registry.push(&image("first", "1000:2000")?, "team/first:v1").await?;

@@ -153,7 +153,7 @@ mod tests {
     const SECOND: i64 = 1_000_000_000;
 
     #[test]
-    fn runs_are_told_apart() {
+    fn runs_are_distinguished() {
         use ContainerState::{ContainerCreated, ContainerExited, ContainerRunning};
         // running, out of memory, exit code, started, finished
         let cases = [

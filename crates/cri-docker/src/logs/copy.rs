@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_one_time_are_told_apart_by_their_number() {
+    fn lines_of_one_time_are_distinguished_by_their_number() {
         let logs = Logs::new();
         let same = "{\"log\":\"a\\n\",\"stream\":\"stdout\",\"time\":\"2026-01-01T00:00:00Z\"}\n";
         logs.write(same);
