@@ -7,39 +7,18 @@ use std::time::Duration;
 
 use bollard::models::EventMessage;
 use bollard::query_parameters::EventsOptionsBuilder;
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
 use longshore_cri::v1::{ContainerEventResponse, ContainerEventType};
-use tokio::sync::broadcast;
-use tokio_stream::wrappers::BroadcastStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::labels::{self, Kind};
-use crate::service::Inner;
+use crate::runtime::DockerRuntime;
 use crate::{Error, Result, timestamp};
 
-/// Events that wait for a slow caller. One that misses some sees the rest at its next relist.
-const WAITING: usize = 1024;
 /// Pauses before the engine is tried again, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// What callers receive.
-#[derive(Debug)]
-pub(crate) struct Events(broadcast::Sender<ContainerEventResponse>);
-
-impl Default for Events {
-    fn default() -> Self {
-        Self(broadcast::Sender::new(WAITING))
-    }
-}
-
-impl Events {
-    /// The events from now on.
-    pub(crate) fn subscribe(&self) -> impl Stream<Item = ContainerEventResponse> + Send + use<> {
-        BroadcastStream::new(self.0.subscribe()).filter_map(|event| async { event.ok() })
-    }
-}
-
-impl Inner {
+impl DockerRuntime {
     /// Follows the engine, also through its restarts, until `stop`.
     pub(crate) async fn follow(self: Arc<Self>, stop: CancellationToken) {
         let mut since = timestamp::now();
@@ -68,7 +47,7 @@ impl Inner {
         self.engine.negotiate().await?;
         // It may be another engine, or have another configuration.
         self.info.forget();
-        self.logs.resume(self).await;
+        self.resume_logs().await;
         let types = vec!["container".to_owned()];
         let actions = ["create", "start", "die", "destroy"].map(str::to_owned).to_vec();
         let filters: HashMap<&str, Vec<String>> = [("type", types), ("event", actions)].into();
@@ -88,18 +67,28 @@ impl Inner {
         Ok(())
     }
 
+    /// Takes up the logs of containers that were started before this program or ended without it.
+    async fn resume_logs(&self) {
+        match (self.list(Kind::Container, &[]).await, self.info().await) {
+            (Ok(containers), Ok(info)) => self.logs.resume(containers, &info.root_dir).await,
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::warn!("logs of containers are not taken up: {error}");
+            }
+        }
+    }
+
     async fn handle(&self, event: EventMessage) {
         let Some(mut event) = Event::new(event) else { return };
         if event.message.container_event_type() == ContainerEventType::ContainerStoppedEvent {
             self.logs.ended(&event.message.container_id);
         }
-        if self.events.0.receiver_count() == 0 {
+        if !self.events.has_receivers() {
             return;
         }
         if let Err(error) = self.complete(&mut event).await {
             tracing::debug!("event of {}: {error}", event.message.container_id);
         }
-        let _ = self.events.0.send(event.message);
+        self.events.send(event.message);
     }
 
     /// Adds how the sandbox and its containers stand.

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::hijack::{Hijacked, copy_output};
 use crate::labels::Kind;
-use crate::service::Inner;
+use crate::runtime::DockerRuntime;
 use crate::{Error, Result};
 
 /// Of each stream of a command so much is kept, as upstream has it.
@@ -32,7 +32,7 @@ pub(crate) struct Streams {
     pub(crate) tty: bool,
 }
 
-impl Inner {
+impl DockerRuntime {
     /// Runs a command to its end. After `timeout` seconds, if there are any, it is killed.
     ///
     /// # Errors

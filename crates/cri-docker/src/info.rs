@@ -9,8 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::resources::CgroupDriver;
-use crate::service::Inner;
-use crate::{Error, Result};
+use crate::{Engine, Error, Result};
 
 /// How long an answer holds: the engine is configured when it starts.
 const AGE: Duration = Duration::from_secs(60);
@@ -32,12 +31,30 @@ pub(crate) struct Info {
 
 /// The last answer.
 #[derive(Debug, Default)]
-pub(crate) struct Cache(Mutex<Option<(Instant, Arc<Info>)>>);
+pub(crate) struct InfoCache(Mutex<Option<(Instant, Arc<Info>)>>);
 
-impl Cache {
+impl InfoCache {
     /// The engine may be another one now.
     pub(crate) fn forget(&self) {
         *self.0.lock() = None;
+    }
+
+    /// What the engine says of itself.
+    ///
+    /// # Errors
+    /// Of the engine.
+    pub(crate) async fn get(&self, engine: &Engine) -> Result<Arc<Info>> {
+        if let Some((at, info)) = &*self.0.lock()
+            && at.elapsed() < AGE
+        {
+            return Ok(Arc::clone(info));
+        }
+        let info = engine.info().await;
+        let info =
+            info.map_err(|error| Error::docker("ask the Docker Engine for its settings", error))?;
+        let info = Arc::new(Info::new(info));
+        *self.0.lock() = Some((Instant::now(), Arc::clone(&info)));
+        Ok(info)
     }
 }
 
@@ -86,26 +103,6 @@ fn has_rro(features: &str) -> bool {
     let features = serde_json::from_str::<serde_json::Value>(features).unwrap_or_default();
     let options = features.get("mountOptions").and_then(|options| options.as_array());
     options.is_some_and(|options| options.iter().any(|option| option == "rro"))
-}
-
-impl Inner {
-    /// What the engine says of itself.
-    ///
-    /// # Errors
-    /// Of the engine.
-    pub(crate) async fn info(&self) -> Result<Arc<Info>> {
-        if let Some((at, info)) = &*self.info.0.lock()
-            && at.elapsed() < AGE
-        {
-            return Ok(Arc::clone(info));
-        }
-        let info = self.engine.info().await;
-        let info =
-            info.map_err(|error| Error::docker("ask the Docker Engine for its settings", error))?;
-        let info = Arc::new(Info::new(info));
-        *self.info.0.lock() = Some((Instant::now(), Arc::clone(&info)));
-        Ok(info)
-    }
 }
 
 #[cfg(test)]

@@ -13,15 +13,10 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::checkpoint::Checkpoints;
-use crate::creations::Creations;
-use crate::events::Events;
 use crate::labels::Kind;
-use crate::logs::Logs;
-use crate::network::Network;
+use crate::runtime::DockerRuntime;
 use crate::sessions::Sessions;
-use crate::stats::Sizes;
-use crate::{Engine, Error, Settings, info};
+use crate::{Engine, Error, Settings};
 
 /// The version of the kubelet's API, as it always was.
 const KUBE_API_VERSION: &str = "0.1.0";
@@ -33,7 +28,7 @@ const BATCH: usize = 256;
 /// Serves sandboxes and containers.
 #[derive(Clone)]
 pub struct Service {
-    inner: Arc<Inner>,
+    inner: Arc<DockerRuntime>,
     streaming: Option<Arc<streaming::Server>>,
 }
 
@@ -43,20 +38,6 @@ impl std::fmt::Debug for Service {
     }
 }
 
-/// What all calls share.
-#[derive(Debug)]
-pub(crate) struct Inner {
-    pub(crate) engine: Engine,
-    pub(crate) settings: Arc<Settings>,
-    pub(crate) network: Network,
-    pub(crate) checkpoints: Checkpoints,
-    pub(crate) creations: Creations,
-    pub(crate) events: Events,
-    pub(crate) info: info::Cache,
-    pub(crate) logs: Logs,
-    pub(crate) sizes: Sizes,
-}
-
 type Answer<T> = Result<Response<T>, Status>;
 type Streamed<T> = tonic::codegen::BoxStream<T>;
 
@@ -64,17 +45,7 @@ impl Service {
     /// The service over this engine, without streaming until [`Service::with_streaming`].
     #[must_use]
     pub fn new(engine: Engine, settings: Arc<Settings>) -> Self {
-        let inner = Inner {
-            network: Network::new(&settings),
-            checkpoints: Checkpoints::new(&settings.root_dir),
-            creations: Creations::default(),
-            events: Events::default(),
-            info: info::Cache::default(),
-            logs: Logs::default(),
-            sizes: Sizes::default(),
-            engine,
-            settings,
-        };
+        let inner = DockerRuntime::new(engine, settings);
         Self { inner: Arc::new(inner), streaming: None }
     }
 
@@ -104,7 +75,7 @@ impl Service {
     }
 
     /// Does work that is not broken off when its caller goes: what it has begun would be left half done.
-    async fn whole<T, W>(&self, work: impl FnOnce(Arc<Inner>) -> W) -> Answer<T>
+    async fn whole<T, W>(&self, work: impl FnOnce(Arc<DockerRuntime>) -> W) -> Answer<T>
     where
         T: Send + 'static,
         W: Future<Output = crate::Result<T>> + Send + 'static,

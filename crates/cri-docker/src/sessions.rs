@@ -13,7 +13,7 @@ use tokio_util::either::Either;
 
 use crate::exec::{Streams, join};
 use crate::labels::Kind;
-use crate::service::Inner;
+use crate::runtime::DockerRuntime;
 use crate::{Error, Result, network};
 
 /// How long a port of a pod may take to accept a connection.
@@ -21,7 +21,7 @@ const CONNECT: Duration = Duration::from_secs(30);
 
 /// Sessions over the containers of an engine.
 #[derive(Debug)]
-pub(crate) struct Sessions(pub(crate) Arc<Inner>);
+pub(crate) struct Sessions(pub(crate) Arc<DockerRuntime>);
 
 #[tonic::async_trait]
 impl Runtime for Sessions {

@@ -1,12 +1,9 @@
 //! What containers and sandboxes use, as the engine measures it. The network of a pod is not the engine's: it is
 //! read in the namespace of the sandbox.
 
-use std::time::Duration;
-
 use bollard::models::{ContainerStatsResponse, ContainerSummary};
 use bollard::query_parameters::{InspectContainerOptionsBuilder, StatsOptionsBuilder};
 use futures::{StreamExt, TryStreamExt, stream};
-use longshore_base::ttl_cache::TtlCache;
 use longshore_cri::v1::{
     Container, ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage,
     FilesystemIdentifier, FilesystemUsage, LinuxPodSandboxStats, MemoryUsage,
@@ -16,36 +13,17 @@ use longshore_cri::v1::{
 
 use crate::error::docker_status;
 use crate::labels::Kind;
-use crate::service::Inner;
+use crate::runtime::DockerRuntime;
 use crate::{Error, Result, container, timestamp};
 
 /// Containers that the engine is asked about at a time.
 const AT_ONCE: usize = 8;
-/// How long the size of a container's layer holds: the engine walks over its files for it.
-const SIZE_AGE: Duration = Duration::from_secs(60);
-/// Sizes that are kept.
-const SIZES: usize = 4096;
 /// A pod's own interface.
 const INTERFACE: &str = "eth0";
 /// No table of interfaces is larger.
 const MAX_TABLE: usize = 1 << 20;
 
-/// Sizes of containers' layers, in bytes.
-pub(crate) struct Sizes(TtlCache<String, u64>);
-
-impl std::fmt::Debug for Sizes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Sizes")
-    }
-}
-
-impl Default for Sizes {
-    fn default() -> Self {
-        Self(TtlCache::new(SIZES))
-    }
-}
-
-impl Inner {
+impl DockerRuntime {
     /// What a container uses.
     ///
     /// # Errors
@@ -132,7 +110,7 @@ impl Inner {
     }
 
     async fn layer_size(&self, id: &str) -> Result<Option<u64>> {
-        if let Some(bytes) = self.sizes.0.get(id) {
+        if let Some(bytes) = self.sizes.get(id) {
             return Ok(Some(bytes));
         }
         let options = InspectContainerOptionsBuilder::default().size(true).build();
@@ -143,7 +121,7 @@ impl Inner {
         };
         let bytes = container.size_rw.and_then(|bytes| u64::try_from(bytes).ok());
         if let Some(bytes) = bytes {
-            self.sizes.0.insert(id.to_owned(), bytes, SIZE_AGE);
+            self.sizes.insert(id, bytes);
         }
         Ok(bytes)
     }

@@ -4,10 +4,9 @@ use bytes::{Buf, BufMut};
 use flate2::{Decompress, FlushDecompress, Status};
 
 use crate::Error;
-use crate::spdy::MAX_CONTROL;
 
-/// Limit of a block once it is inflated.
-const MAX_BLOCK: usize = MAX_CONTROL;
+/// Limit of a block once it is inflated, in bytes.
+pub(crate) const MAX_BLOCK: usize = 64 << 10;
 
 /// The headers in a block. Names are those of HTTP: their case does not matter.
 #[derive(Debug, Default, PartialEq, Eq)]

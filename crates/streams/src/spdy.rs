@@ -8,6 +8,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::Error;
+use crate::header_blocks::MAX_BLOCK;
 pub use crate::header_blocks::{HeaderBlocks, Headers};
 
 /// The protocol's name in upgrades.
@@ -15,7 +16,7 @@ pub const PROTOCOL: &str = "SPDY/3.1";
 /// Maximum size of data that is passed on or sent at once.
 pub const PIECE: usize = 32 << 10;
 /// Limit of control frames; those of streaming servers and their clients are far smaller.
-pub const MAX_CONTROL: usize = 64 << 10;
+pub const MAX_CONTROL: usize = MAX_BLOCK;
 
 const CONTROL: u32 = 1 << 31;
 const VERSION: u32 = 3 << 16;

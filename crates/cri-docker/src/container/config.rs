@@ -2,7 +2,6 @@
 
 use bollard::models::{
     ContainerCreateBody, DeviceMapping, DeviceRequest, HealthConfig, HostConfig,
-    HostConfigLogConfig,
 };
 use longshore_cri::v1::{
     ContainerConfig, KeyValue, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption,
@@ -11,7 +10,7 @@ use longshore_cri::v1::{
 
 use crate::resources::{self, CgroupDriver, cgroup_parent};
 use crate::sandbox::config::{HOST, never};
-use crate::{Error, Result, labels, mounts, security};
+use crate::{Error, Result, labels, logs, mounts, security};
 
 /// The first API that takes CDI devices.
 const WITH_CDI: u32 = 44;
@@ -46,7 +45,7 @@ pub(crate) fn body(
     let parent = sandbox.linux.as_ref().map(|linux| linux.cgroup_parent.as_str());
     let mut host = HostConfig {
         restart_policy: Some(never()),
-        log_config: Some(log_config()),
+        log_config: Some(logs::config()),
         runtime: with.runtime,
         cgroup_parent: parent.and_then(|parent| cgroup_parent(parent, with.driver)),
         oom_score_adj: Some(with.oom_score),
@@ -100,14 +99,6 @@ pub(crate) fn log_path(config: &ContainerConfig, sandbox: &PodSandboxConfig) -> 
         return String::new();
     }
     format!("{}/{}", sandbox.log_directory.trim_end_matches('/'), config.log_path)
-}
-
-/// Logs in files, whatever the engine does with those of others: the kubelet's are made of them. They are bounded as
-/// the kubelet's are by default, so that what is rotated away here would not be kept there either.
-pub(crate) fn log_config() -> HostConfigLogConfig {
-    let bounds = [("max-size", "10m"), ("max-file", "5")];
-    let bounds = bounds.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    HostConfigLogConfig { typ: Some("json-file".to_owned()), config: Some(bounds.into()) }
 }
 
 /// Empty is the image's.

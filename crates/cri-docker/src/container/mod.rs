@@ -15,17 +15,15 @@ use longshore_cri::v1::{
     LinuxContainerResources, Mount, PodSandboxConfig,
 };
 
-pub(crate) use config::log_config;
-
 use crate::error::{docker_status, docker_text};
-use crate::labels::{self, Kind};
-use crate::service::Inner;
+use crate::labels::Kind;
+use crate::runtime::DockerRuntime;
 use crate::{Error, Result, names, resources, security};
 
 /// How often a removal that is under way already is looked at again.
 const REMOVAL_POLL: Duration = Duration::from_millis(100);
 
-impl Inner {
+impl DockerRuntime {
     /// Creates a container in a sandbox.
     ///
     /// # Errors
@@ -369,10 +367,4 @@ fn start_error(id: &str, error: bollard::errors::Error) -> Error {
         Some(400 | 404) => Error::Start(format!("failed to start container {id:?}: {text}")),
         _ => Error::docker(format!("failed to start container {id:?}"), error),
     }
-}
-
-/// The path of a container's log for the kubelet.
-pub(crate) fn log_path_of(container: &ContainerInspectResponse) -> Option<&str> {
-    let labels = container.config.as_ref()?.labels.as_ref()?;
-    labels.get(labels::LOG_PATH).map(String::as_str).filter(|path| !path.is_empty())
 }

@@ -5,7 +5,7 @@
 //! as it was. So a follower of each running container copies what the engine writes, line by line, into the
 //! kubelet's file; [`Logs::reopen`] has it begin a new one between two lines. Where it has to go on after a
 //! restart it finds in the kubelet's file: the time of the last line. The engine's own files are bounded
-//! (`container::log_config`) to what the kubelet keeps too, and rotated ones are read to their end.
+//! ([`config`]) to what the kubelet keeps too, and rotated ones are read to their end.
 //!
 //! Current limitations: the engine's logs are JSON, so bytes that are not UTF-8 have been replaced by it.
 
@@ -18,14 +18,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bollard::models::{ContainerInspectResponse, ContainerSummaryStateEnum};
+use bollard::models::{
+    ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum, HostConfigLogConfig,
+};
 use longshore_base::panics;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::container::log_path_of;
-use crate::labels::{self, Kind};
-use crate::service::Inner;
+use crate::labels;
 use crate::{Error, Result};
 use copy::Copier;
 use watch::Watcher;
@@ -62,7 +62,7 @@ impl Logs {
         container: &ContainerInspectResponse,
         root: &str,
     ) -> Result<()> {
-        let (Some(target), Some(id)) = (log_path_of(container), container.id.as_deref()) else {
+        let (Some(target), Some(id)) = (target_of(container), container.id.as_deref()) else {
             return Ok(());
         };
         self.follow(id, target.into(), source(root, id)).await
@@ -101,20 +101,12 @@ impl Logs {
 
     /// Takes up the logs of containers that were started before this program: what runs is followed, and of
     /// what has ended meanwhile the rest is copied.
-    pub(crate) async fn resume(&self, inner: &Inner) {
-        let (containers, info) = match (inner.list(Kind::Container, &[]).await, inner.info().await)
-        {
-            (Ok(containers), Ok(info)) => (containers, info),
-            (Err(error), _) | (_, Err(error)) => {
-                tracing::warn!("logs of containers are not taken up: {error}");
-                return;
-            }
-        };
+    pub(crate) async fn resume(&self, containers: Vec<ContainerSummary>, root: &str) {
         for container in containers {
             let labels = container.labels.unwrap_or_default();
             let target = labels.get(labels::LOG_PATH).filter(|path| !path.is_empty());
             let (Some(id), Some(target)) = (container.id, target) else { continue };
-            let source = source(&info.root_dir, &id);
+            let source = source(root, &id);
             let running = container.state == Some(ContainerSummaryStateEnum::RUNNING);
             // One that never ran has no log, and that of one which cri-dockerd ran to its end is linked.
             if !running && (!source.exists() || Path::new(target).is_symlink()) {
@@ -155,7 +147,7 @@ impl Logs {
     /// # Errors
     /// Of the file system.
     pub(crate) async fn end(&self, container: &ContainerInspectResponse) -> Result<()> {
-        let Some(path) = log_path_of(container).map(Path::new) else { return Ok(()) };
+        let Some(path) = target_of(container).map(Path::new) else { return Ok(()) };
         if !tokio::fs::symlink_metadata(path).await.is_ok_and(|metadata| metadata.is_symlink()) {
             return Ok(());
         }
@@ -191,6 +183,20 @@ impl Logs {
             _ => self.begin(container, root).await,
         }
     }
+}
+
+/// Logs in files, whatever the engine does with those of others: the kubelet's are made of them. They are bounded as
+/// the kubelet's are by default, so that what is rotated away here would not be kept there either.
+pub(crate) fn config() -> HostConfigLogConfig {
+    let bounds = [("max-size", "10m"), ("max-file", "5")];
+    let bounds = bounds.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    HostConfigLogConfig { typ: Some("json-file".to_owned()), config: Some(bounds.into()) }
+}
+
+/// The path of a container's log for the kubelet.
+fn target_of(container: &ContainerInspectResponse) -> Option<&str> {
+    let labels = container.config.as_ref()?.labels.as_ref()?;
+    labels.get(labels::LOG_PATH).map(String::as_str).filter(|path| !path.is_empty())
 }
 
 /// The engine's log of a container.

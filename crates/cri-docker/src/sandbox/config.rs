@@ -5,7 +5,7 @@ use longshore_cri::v1::{LinuxPodSandboxConfig, NamespaceMode, PodSandboxConfig};
 
 use crate::labels;
 use crate::resources::{CgroupDriver, cgroup_parent};
-use crate::{Result, container, security};
+use crate::{Result, logs, security};
 
 /// The kernel ends sandboxes after everything else of a pod.
 pub(crate) const OOM_SCORE: i64 = -998;
@@ -45,7 +45,7 @@ pub(crate) fn body(
         sysctls: linux.and_then(sysctls),
         runtime: with.runtime.map(str::to_owned),
         restart_policy: Some(never()),
-        log_config: Some(container::log_config()),
+        log_config: Some(logs::config()),
         ..HostConfig::default()
     };
     let mut user = None;

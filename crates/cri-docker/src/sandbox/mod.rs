@@ -17,14 +17,14 @@ use longshore_cri::v1::{
 
 use crate::checkpoint::Checkpoint;
 use crate::labels::{self, Kind};
-use crate::service::Inner;
+use crate::runtime::DockerRuntime;
 use crate::{Error, Result, names, network, timestamp};
 use config::{HOST, OOM_SCORE, Surroundings};
 
 /// How long the pause process has to end by itself, in seconds.
 const GRACE: i32 = 10;
 
-impl Inner {
+impl DockerRuntime {
     /// Runs a sandbox. What a failed set-up has done is undone.
     ///
     /// # Errors
