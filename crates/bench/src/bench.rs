@@ -71,13 +71,13 @@ async fn measure(host: &mut Host, args: &Args) -> Result<Measurements> {
         say(&format!("round {round}/{}: burst", args.repeat));
         let mut cluster = Cluster::start(host).await?;
         let names: Vec<String> = (0..args.pods).map(|n| format!("bench-{round}-{n}")).collect();
-        let plugin = match args.device_plugin {
+        let mut plugin = match args.device_plugin {
             true => Some(Plugin::start(&cluster, args.pods).await?),
             false => None,
         };
         let burst = burst::run(&mut cluster, &names, plugin.is_some()).await?;
         let last = round >= usize::from(args.repeat);
-        let rest = if last { Some(rest(&mut cluster, args, plugin.as_ref()).await?) } else { None };
+        let rest = if last { Some(rest(&mut cluster, args, plugin.as_mut()).await?) } else { None };
         say(&format!("round {round}/{}: deletion", args.repeat));
         let deletion = deletion::run(&mut cluster, floor.runtime(), &names).await?;
         rounds.push(Round { floors, burst, deletion });
@@ -108,14 +108,14 @@ async fn measure(host: &mut Host, args: &Args) -> Result<Measurements> {
 async fn rest(
     cluster: &mut Cluster<'_>,
     args: &Args,
-    plugin: Option<&Plugin>,
+    plugin: Option<&mut Plugin>,
 ) -> Result<(Idle, Restart, Deaths)> {
     say(&format!("idle, {} s", args.idle));
     let idle = idle::run(cluster, args.idle).await?;
     say("SIGKILL of the node daemon, and start");
     let restart = restart::run(cluster).await?;
     if let Some(plugin) = plugin {
-        plugin.register().await?;
+        plugin.restart().await?;
     }
     say(&format!("SIGKILL of {} containers", args.kills.min(args.pods)));
     let deaths = death::run(cluster, args.kills.into()).await?;

@@ -1,4 +1,6 @@
 //! A device plugin, of which each measured pod has a device: it lists them and then says nothing more.
+
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -14,17 +16,17 @@ const RESOURCE: &str = "example.com/device";
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The plugin on a node; it is gone when it is dropped.
-pub(crate) struct Plugin(ScriptedPlugin);
+pub(crate) struct Plugin {
+    folder: PathBuf,
+    count: u16,
+    serving: ScriptedPlugin,
+}
 
 impl Plugin {
     /// Starts it with so many devices, and waits until the node offers them.
     pub(crate) async fn start(cluster: &Cluster<'_>, count: u16) -> Result<Self> {
         let folder = cluster.node.root_dir().join("device-plugins");
-        let devices = (0..count).map(|n| device(&format!("device-{n}"), HEALTHY)).collect();
-        let plugin = ScriptedPlugin::start(&folder, "bench.sock", devices, Script::default())
-            .with_context(|| folder.display().to_string())?;
-        let plugin = Self(plugin);
-        plugin.register().await?;
+        let serving = serve(&folder, count).await?;
         let (nodes, name) = (cluster.nodes(), cluster.host.name());
         wait_until(TIMEOUT, "the node to offer the devices", async || {
             let status = nodes.get(&name).await?.status.unwrap_or_default();
@@ -34,13 +36,28 @@ impl Plugin {
             }
         })
         .await?;
-        Ok(plugin)
+        Ok(Self { folder, count, serving })
     }
 
-    /// Registers it, which it has to do again when the node has started again.
-    pub(crate) async fn register(&self) -> Result<()> {
-        self.0.register(RESOURCE).await.context("the device plugin does not register")
+    /// Starts it again, which it has to do when the node has: that removed its socket.
+    pub(crate) async fn restart(&mut self) -> Result<()> {
+        self.serving = serve(&self.folder, self.count).await?;
+        Ok(())
     }
+}
+
+/// Serves the devices and registers. A node that is still starting removes the sockets that it finds,
+/// and takes no registration.
+async fn serve(folder: &Path, count: u16) -> Result<ScriptedPlugin> {
+    let devices: Vec<_> = (0..count).map(|n| device(&format!("device-{n}"), HEALTHY)).collect();
+    let plugin = wait_until(TIMEOUT, "the node to register the device plugin", async || {
+        let plugin =
+            ScriptedPlugin::start(folder, "bench.sock", devices.clone(), Script::default())
+                .with_context(|| folder.display().to_string())?;
+        plugin.register(RESOURCE).await?;
+        anyhow::Ok(plugin)
+    });
+    Ok(plugin.await?)
 }
 
 /// A pod that gets one of the devices.

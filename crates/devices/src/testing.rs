@@ -65,7 +65,7 @@ pub fn device_on(id: &str, node: i64) -> Device {
 }
 
 impl ScriptedPlugin {
-    /// Serves on a socket of that name in the folder.
+    /// Serves on a socket of that name in the folder, in place of one that is left there.
     ///
     /// # Errors
     /// When the socket cannot be made.
@@ -76,6 +76,7 @@ impl ScriptedPlugin {
         script: Script,
     ) -> io::Result<Self> {
         let socket = folder.join(name);
+        let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket)?;
         let (devices, calls) = (watch::Sender::new(devices), Arc::default());
         let plugin = Plugin {

@@ -103,8 +103,12 @@ fn veth_counters_are_read_from_the_host_end_as_root() {
         assert_eq!(first.refreshed(&now()), Some(first.table.clone()), "it went elsewhere");
         send("192.0.2.2:9").unwrap();
         assert_eq!(first.refreshed(&now()), None, "who knows whether it loses packets");
-        let second = first.read(&sandbox);
-        assert!(second.host_peer().lossless);
+        // On a busy machine a packet arrives some time after it was sent.
+        let second = (0..100).map(|_| first.read(&sandbox)).find(|second| {
+            std::thread::sleep(Duration::from_millis(10));
+            second.host_peer().lossless
+        });
+        let second = second.unwrap();
         assert!(second.table[0].received.packets > first.table[0].received.packets);
         send("192.0.2.2:9").unwrap();
         std::thread::sleep(Duration::from_millis(1100)); // it is asked for three times
