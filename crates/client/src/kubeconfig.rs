@@ -19,8 +19,8 @@ use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use kube::Config;
 use kube::config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use longshore_exec_credentials::{ClusterInfo, Credential, ExecConfig, ExecPlugin};
 
 use super::connection_pool::ConnectionPool;
@@ -31,17 +31,15 @@ const SERVERS: &str = "longshore/servers";
 /// How long one of several servers may take to let us in.
 const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// One server, and the clients for it.
+/// One server, and the connections to it.
 pub(super) struct Endpoint {
     pub(super) url: String,
     /// `host:port` of the URL.
     pub(super) host: String,
-    pub(super) client: Client,
-    /// For watches that share their connection.
-    pub(super) pool: ConnectionPool,
+    pub(super) connections: ConnectionPool,
 }
 
-/// The clients for all servers, the preferred one first; at least one. Also what a plugin gave for them.
+/// All servers, the preferred one first; at least one. Also what a plugin gave for them.
 pub(super) async fn endpoints(
     credentials: &Credentials,
     state: &CredentialState,
@@ -93,12 +91,12 @@ pub(super) async fn endpoints(
         config.reset_reader_on_write = true;
         // callers know best what may be sent twice, and each retry would pass by the rate limit
         config.default_retry = false;
-        let pool = ConnectionPool::new(config.clone());
-        let client = Client::try_from(config).map_err(|source| ClientError::Connection {
-            config_source: config_source.clone(),
-            source: Box::new(source),
-        })?;
-        endpoints.push(Endpoint { url, host, client, pool });
+        let connections =
+            ConnectionPool::new(config).map_err(|source| ClientError::Connection {
+                config_source: config_source.clone(),
+                source: Box::new(source),
+            })?;
+        endpoints.push(Endpoint { url, host, connections });
     }
     Ok((endpoints, issued))
 }

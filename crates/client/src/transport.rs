@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use hyper::body::Body as _;
 use hyper::http::header::USER_AGENT;
 use hyper::http::{HeaderValue, Method, Request, Response};
-use hyper_util::client::legacy;
 use k8s_openapi::jiff::Timestamp;
 use kube::client::Body;
 use longshore_base::rate::TokenBucket;
@@ -26,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tower::{BoxError, Service};
 use tracing::{info, warn};
 
+use super::connection_pool::{copy, is_unsent};
 use super::kubeconfig::{Endpoint, ModificationTimes, changes, endpoints, modification_times};
 use super::response_body::ResponseBody;
 use super::{ClientError, CredentialState, Credentials, Limits};
@@ -229,13 +229,7 @@ impl Shared {
         let cancel = is_watch(&request).then(|| server.cancel());
         let size = request.body().size_hint().exact().filter(|_| cancel.is_none());
         let (method, began) = (request.method().clone(), Instant::now());
-        let sent = async {
-            if cancel.is_none() {
-                return server.endpoint.client.send(request).await.map(|answer| (answer, None));
-            }
-            let sent = server.endpoint.pool.send(request).await;
-            sent.map(|(answer, stream)| (answer, Some(stream)))
-        };
+        let sent = server.endpoint.connections.send(request);
         let answer = tokio::time::timeout(self.limits.timeout, sent).await;
         let status = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
         let status = status.map(|(answer, _)| answer.status().as_u16());
@@ -359,8 +353,8 @@ async fn probe(shared: Weak<Shared>, server: Weak<Server>, timeout: Duration) {
             return;
         }
         let Ok(request) = Request::get("/livez").body(Body::empty()) else { return };
-        let answer = tokio::time::timeout(timeout, server.endpoint.client.send(request)).await;
-        if matches!(answer, Ok(Ok(answer)) if !answer.status().is_server_error())
+        let answer = tokio::time::timeout(timeout, server.endpoint.connections.send(request)).await;
+        if matches!(answer, Ok(Ok((answer, _))) if !answer.status().is_server_error())
             && server.set_up(true)
         {
             info!(server = server.endpoint.url, "apiserver is up again");
@@ -380,22 +374,6 @@ impl From<Failure> for BoxError {
     fn from(failure: Failure) -> Self {
         failure.error
     }
-}
-
-/// Whether the connection failed.
-fn is_unsent(error: &(dyn std::error::Error + 'static)) -> bool {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.filter_map(|cause| cause.downcast_ref::<legacy::Error>()).any(legacy::Error::is_connect)
-}
-
-/// A copy of the request; `None`: its body is a stream.
-fn copy(request: &Request<Body>) -> Option<Request<Body>> {
-    let mut copy = Request::new(request.body().try_clone()?);
-    *copy.method_mut() = request.method().clone();
-    *copy.uri_mut() = request.uri().clone();
-    *copy.headers_mut() = request.headers().clone();
-    *copy.extensions_mut() = request.extensions().clone();
-    Some(copy)
 }
 
 fn is_watch(request: &Request<Body>) -> bool {
