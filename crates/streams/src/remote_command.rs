@@ -20,7 +20,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tracing::debug;
 
-use crate::activity::Active;
+use crate::activity::Activity;
 use crate::pass::{LINGER, end_session};
 use crate::spdy::{self, Data, Frame, Opener, PIECE, Reader};
 use crate::status::Status;
@@ -46,7 +46,8 @@ pub struct Streams {
     pub tty: bool,
 }
 
-type Sink = SplitSink<WebSocketStream<Active>, Message>;
+type Client = WebSocketStream<TokioIo<Upgraded>>;
+type Sink = SplitSink<Client, Message>;
 
 /// Whether the client's request is for [`remote_command`].
 pub fn is_remote_command(headers: &HeaderMap) -> bool {
@@ -69,10 +70,11 @@ pub fn remote_command<B>(
     tokio::spawn(panics::contain(async move {
         match upgrade.await {
             Ok(client) => {
-                let (client, expired) = Active::new(client, idle);
+                // Not of the connection: both sides send pings as long as it is open.
+                let activity = Activity::default();
                 tokio::select! {
-                    () = serve(client, streams, backend) => {}
-                    () = expired => debug!("session was idle for {idle:?}"),
+                    () = serve(client, streams, backend, &activity) => {}
+                    () = activity.idle_for(idle) => debug!("session was idle for {idle:?}"),
                 }
             }
             Err(error) => debug!("upgrade failed: {error}"),
@@ -82,11 +84,12 @@ pub fn remote_command<B>(
 }
 
 async fn serve(
-    client: Active,
+    client: Upgraded,
     streams: Streams,
     backend: impl Future<Output = Result<Upgraded, Error>> + Send,
+    activity: &Activity,
 ) {
-    let (mut sink, mut source) = websocket::open(client).await.split();
+    let (mut sink, mut source) = websocket::open(TokioIo::new(client)).await.split();
     // shows the client that it is connected
     let first = if streams.stdout {
         channel::STDOUT
@@ -103,11 +106,11 @@ async fn serve(
     let status = match session.await {
         Ok(Session { mut open, reader, mut writer }) => {
             let (pings, to_send) = mpsc::channel(PINGS);
-            let mut down = Down { open, reader, sink: &sink, pings };
+            let mut down = Down { open, reader, sink: &sink, pings, activity };
             // when the client is gone, dropping the connection ends the command
             let status = tokio::select! {
                 status = down.run() => Some(status),
-                () = up(&mut source, &mut writer, &mut open, to_send) => None,
+                () = up(&mut source, &mut writer, &mut open, to_send, activity) => None,
                 () = keep_alive(&sink) => return,
             };
             let Some(status) = status else {
@@ -210,20 +213,25 @@ async fn keep_alive(sink: &Mutex<Sink>) {
 
 /// From the client to the command, until the client is gone.
 async fn up(
-    source: &mut SplitStream<WebSocketStream<Active>>,
+    source: &mut SplitStream<Client>,
     writer: &mut WriteHalf<TokioIo<Upgraded>>,
     open: &mut Open,
     mut pings: mpsc::Receiver<u32>,
+    activity: &Activity,
 ) {
     loop {
         let written = tokio::select! {
             Some(id) = pings.recv() => writer.write_all(&spdy::ping(id)).await,
-            message = source.next() => match message {
-                Some(Ok(Message::Binary(bytes))) => forward(writer, open, bytes).await,
-                Some(Ok(Message::Text(text))) => forward(writer, open, text.into()).await,
-                Some(Ok(Message::Close(_)) | Err(_)) | None => return,
-                Some(Ok(_)) => continue,
-            },
+            message = source.next() => {
+                let bytes = match message {
+                    Some(Ok(Message::Binary(bytes))) => bytes,
+                    Some(Ok(Message::Text(text))) => text.into(),
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                    Some(Ok(_)) => continue,
+                };
+                activity.note();
+                forward(writer, open, bytes).await
+            }
         };
         if written.is_err() || writer.flush().await.is_err() {
             // the command has ended; its output is still to be read
@@ -270,6 +278,7 @@ struct Down<'a> {
     reader: Reader<ReadHalf<TokioIo<Upgraded>>>,
     sink: &'a Mutex<Sink>,
     pings: mpsc::Sender<u32>,
+    activity: &'a Activity,
 }
 
 impl Down<'_> {
@@ -322,5 +331,6 @@ impl Down<'_> {
         message.put_u8(channel);
         message.put_slice(bytes);
         let _ = self.sink.lock().await.send(Message::Binary(message.freeze())).await;
+        self.activity.note();
     }
 }

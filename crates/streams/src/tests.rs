@@ -245,12 +245,20 @@ fn websocket_request(protocols: &str) -> Request<Empty<Bytes>> {
 async fn command(
     backend: impl Future<Output = Result<Upgraded, Error>> + Send + 'static,
 ) -> WebSocketStream<TokioIo<Upgraded>> {
+    command_until(backend, IDLE).await
+}
+
+/// A WebSocket client of a command, whose session ends when it was idle for so long.
+async fn command_until(
+    backend: impl Future<Output = Result<Upgraded, Error>> + Send + 'static,
+    idle: Duration,
+) -> WebSocketStream<TokioIo<Upgraded>> {
     let backend = parking_lot::Mutex::new(Some(backend));
     let front = server(move |mut request| {
         assert!(is_remote_command(request.headers()));
         let backend = backend.lock().take().unwrap();
         let streams = Streams { stdin: true, stdout: true, ..Streams::default() };
-        let reply = reply(remote_command(&mut request, streams, backend, IDLE));
+        let reply = reply(remote_command(&mut request, streams, backend, idle));
         async { reply }
     });
     let request = websocket_request("v5.channel.k8s.io, v4.channel.k8s.io");
@@ -289,6 +297,34 @@ async fn remote_command_translates_channels_and_streams() {
     assert_eq!(received, much);
     socket.send(Message::binary(&[255, 0][..])).await.unwrap();
     assert_eq!(status(&mut socket).await["status"], "Success");
+}
+
+#[tokio::test(start_paused = true)]
+async fn remote_command_is_idle_in_spite_of_pings() {
+    let idle = Duration::from_secs(60);
+    let backend = upgrading(|io| cat(io, false));
+    let mut socket = command_until(upgrade(backend, spdy_request(&target(), &[])), idle).await;
+    let began = tokio::time::Instant::now();
+    tokio::time::sleep(idle / 2).await;
+    socket.send(Message::binary(&[0, 7][..])).await.unwrap();
+    let mut pings = 0;
+    let mut each_second = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            message = socket.next() => match message {
+                Some(Ok(Message::Ping(_))) => pings += 1,
+                Some(Ok(Message::Binary(bytes))) => assert_eq!(bytes, &[1, 7][..]),
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => break,
+            },
+            _ = each_second.tick() => {
+                let _ = socket.send(Message::Ping(Bytes::new())).await;
+            }
+        }
+        assert!(began.elapsed() < 3 * idle, "it did not end");
+    }
+    assert!((90..=92).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    assert!(pings > 0);
 }
 
 #[tokio::test]
