@@ -17,10 +17,10 @@ help: ## this list
 
 # Without optimisation, as the tests are built: that takes a third of the time.
 PROFILE ?= dev
-run: ## start a cluster of one node with a demo application; ONCE=1 checks it and leaves, PROFILE=release optimises
-	@scripts/install-deps.sh run
+run: ## start a cluster of one node with a demo application; RUNTIME=docker, ONCE=1 checks it and leaves, PROFILE=release optimises
+	@scripts/install-deps.sh $(if $(filter docker,$(RUNTIME)),docker,run)
 	cargo build --profile $(PROFILE) --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-dns -p longshore-demo
-	@exec "$$CARGO_TARGET_DIR/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/longshore-demo" $(if $(filter-out 0,$(ONCE)),--once)
+	@exec "$$CARGO_TARGET_DIR/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/longshore-demo" $(if $(RUNTIME),--runtime="$(RUNTIME)") $(if $(filter-out 0,$(ONCE)),--once)
 
 PREFIX ?= /usr/local
 DESTDIR ?=

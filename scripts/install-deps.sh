@@ -2,8 +2,8 @@
 # Installs what building and running Longshore needs from Debian's packages, and only what is
 # missing. Nothing that a package brings along is started or enabled.
 #
-#   install-deps.sh [run|test|vm]     test adds what only the tests need, vm what those in the
-#                                     virtual machine need
+#   install-deps.sh [run|docker|test|vm]     docker adds the Docker Engine, test what only the tests need, vm what
+#                                            those in the virtual machine need
 set -eu
 
 mode=${1:-run}
@@ -15,10 +15,11 @@ vm_packages="qemu-system-x86 debootstrap e2fsprogs binutils"
 
 case $mode in
 run) packages=$run_packages ;;
+docker) packages="$run_packages docker.io" ;;
 test) packages="$run_packages $test_packages" ;;
 vm) packages="$run_packages $vm_packages" ;;
 *)
-    echo "usage: $0 [run|test|vm]" >&2
+    echo "usage: $0 [run|docker|test|vm]" >&2
     exit 2
     ;;
 esac

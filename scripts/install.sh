@@ -50,7 +50,7 @@ install)
     for program in longshore longshore-host longshore-apiserver longshore-controllers longshore-dns; do
         put 755 "$bin/$program" "$prefix/bin/$program"
     done
-    for unit in "$here"/systemd/*.service; do
+    for unit in "$here"/systemd/*.service "$here"/systemd/*.socket; do
         put_unit "$unit" "$prefix/lib/systemd/system/$(basename "$unit")"
     done
     put_unit "$here/systemd/kubelet.service.d/20-longshore.conf" "$share/systemd/kubelet.service.d/20-longshore.conf"

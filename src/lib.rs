@@ -5,6 +5,7 @@
 pub mod admission;
 pub mod allocation;
 mod device_plugins;
+pub mod docker;
 pub mod eviction;
 pub mod gc;
 pub mod health;

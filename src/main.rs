@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use longshore::node;
+use longshore::{docker, node};
 use longshore_base::{logging, memory, output, panics};
 use longshore_config::{self as config, Command, Config, CriDockerConfig};
 use longshore_cri_docker as cri_docker;
@@ -59,20 +59,8 @@ async fn node_with(config: Config, stop: CancellationToken) -> anyhow::Result<()
 }
 
 async fn cri_docker_with(config: CriDockerConfig, stop: CancellationToken) -> anyhow::Result<()> {
-    let settings = cri_docker::Settings {
-        docker_endpoint: config.docker_endpoint,
-        root_dir: config.root_dir,
-        sandbox_image: config.sandbox_image,
-        pod_cidr: config.pod_cidr,
-        cni_bin_dirs: config.cni_bin_dirs,
-        cni_conf_dir: config.cni_conf_dir,
-        cni_cache_dir: config.cni_cache_dir,
-        streaming_address: config.streaming_address,
-        streaming_idle_timeout: config.streaming_idle_timeout,
-        image_pull_progress_deadline: config.image_pull_progress_deadline,
-        request_timeout: config.request_timeout,
-    };
-    Ok(cri_docker::run(settings, config.listen, stop).await?)
+    let listen = cri_docker::Listen::inherited_or(config.listen.clone())?;
+    Ok(cri_docker::run(docker::daemon_settings(config), listen, stop).await?)
 }
 
 fn run(

@@ -128,7 +128,7 @@ async fn run_with(
     };
 
     // the runtime: one without CRI v1 is an error, one that is not reachable is waited for
-    let runtime = environment.runtime(&config, registry, tracer.clone())?;
+    let runtime = environment.runtime(&config, registry, tracer.clone(), &mut tasks).await?;
     match runtime.negotiate().await {
         Ok(version) => {
             info!(name = version.runtime_name, version = version.runtime_version, "runtime")

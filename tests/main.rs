@@ -1,4 +1,4 @@
-//! The node on a real containerd.
+//! The node on a real containerd, and on a real Docker Engine.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::expect_used,
@@ -18,6 +18,7 @@ mod common;
 mod csi;
 mod csi_in_use;
 mod devices;
+mod docker;
 mod dra;
 mod environment;
 mod eviction;

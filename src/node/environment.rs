@@ -1,6 +1,7 @@
 //! What a node finds outside of itself: the container runtime, the apiserver and the machine's addresses.
 //! Its tests have these in memory.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,8 +12,9 @@ use futures::future::BoxFuture;
 use kube::Client;
 use longshore_client::certificates::ClientCertificate;
 use longshore_client::{self as client, ClientError, Limits};
-use longshore_config::Config;
-use longshore_cri::{Options, Runtime};
+use longshore_config::{Config, DOCKER_SCHEME};
+use longshore_cri::{InProcess, Options, Runtime};
+use longshore_cri_docker::Backend;
 use longshore_machine::addresses;
 use longshore_machine::process::is_in_user_namespace;
 use longshore_machine::tunables::{self, Behaviour};
@@ -24,6 +26,7 @@ use longshore_volumes::share_root;
 use tracing::warn;
 
 use super::{Error, TaskSet};
+use crate::docker::node_settings;
 
 /// How long the apiserver may take to begin an answer.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
@@ -34,13 +37,14 @@ pub(super) type Connect =
 
 /// What a node finds outside of itself.
 pub(super) trait Environment: Sync {
-    /// The container runtime, which need not be reachable yet.
-    fn runtime(
-        &self,
-        config: &Config,
-        registry: &Registry,
+    /// The container runtime, which need not be reachable yet. Starts what of it is part of the node.
+    fn runtime<'a>(
+        &'a self,
+        config: &'a Config,
+        registry: &'a Registry,
         tracer: Tracer,
-    ) -> Result<Runtime, Error>;
+        tasks: &'a mut TaskSet,
+    ) -> BoxFuture<'a, Result<Runtime, Error>>;
 
     /// Access to the apiserver; `None`: the node has none. Starts what keeps the credentials valid.
     fn api(
@@ -61,23 +65,30 @@ pub(super) trait Environment: Sync {
 pub(super) struct Real;
 
 impl Environment for Real {
-    fn runtime(
-        &self,
-        config: &Config,
-        registry: &Registry,
+    fn runtime<'a>(
+        &'a self,
+        config: &'a Config,
+        registry: &'a Registry,
         tracer: Tracer,
-    ) -> Result<Runtime, Error> {
-        let settings = &config.kubelet;
-        let image_endpoint =
-            Some(settings.image_service_endpoint.clone()).filter(|path| !path.is_empty());
-        Ok(Runtime::new(Options {
-            image_endpoint,
-            request_timeout: settings.runtime_request_timeout.get(),
-            observer: Some(Arc::new(runtime::Calls::new(registry))),
-            tracer,
-            stream_lists: config.gates.enabled("CRIListStreaming"),
-            ..Options::new(settings.container_runtime_endpoint.as_str())
-        })?)
+        tasks: &'a mut TaskSet,
+    ) -> BoxFuture<'a, Result<Runtime, Error>> {
+        async move {
+            let settings = &config.kubelet;
+            let endpoints =
+                [&settings.container_runtime_endpoint, &settings.image_service_endpoint];
+            let image_endpoint =
+                Some(settings.image_service_endpoint.clone()).filter(|path| !path.is_empty());
+            Ok(Runtime::new(Options {
+                image_endpoint,
+                in_process: docker_runtimes(config, endpoints, tasks).await?,
+                request_timeout: settings.runtime_request_timeout.get(),
+                observer: Some(Arc::new(runtime::Calls::new(registry))),
+                tracer,
+                stream_lists: config.gates.enabled("CRIListStreaming"),
+                ..Options::new(settings.container_runtime_endpoint.as_str())
+            })?)
+        }
+        .boxed()
     }
 
     fn api(
@@ -127,6 +138,25 @@ impl Environment for Real {
         }
         .boxed()
     }
+}
+
+/// Serves CRI over the Docker Engines that are among these endpoints, each once.
+async fn docker_runtimes(
+    config: &Config,
+    endpoints: [&String; 2],
+    tasks: &mut TaskSet,
+) -> Result<Vec<InProcess>, Error> {
+    let Some(docker) = &config.docker else { return Ok(Vec::new()) };
+    let engines: BTreeSet<&String> =
+        endpoints.into_iter().filter(|endpoint| endpoint.starts_with(DOCKER_SCHEME)).collect();
+    let mut runtimes = Vec::new();
+    for endpoint in engines {
+        let backend = Backend::new(node_settings(config, docker, endpoint)).await?;
+        let (service, images) = backend.services();
+        runtimes.push(InProcess::new(endpoint, service, images));
+        tasks.spawn("CRI over Docker", backend.run(tasks.stop.clone()));
+    }
+    Ok(runtimes)
 }
 
 /// The gate of nodes that run in a user namespace.

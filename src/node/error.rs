@@ -18,6 +18,9 @@ pub enum Error {
     /// The runtime is not supported.
     #[error(transparent)]
     Runtime(#[from] longshore_cri::Error),
+    /// CRI cannot be served over a Docker Engine.
+    #[error(transparent)]
+    Docker(#[from] longshore_cri_docker::Error),
     /// The credential provider plugins cannot be used.
     #[error("Failed to register CRI auth plugins: {0}")]
     CredentialProviders(#[from] longshore_credential_provider::Error),

@@ -31,9 +31,16 @@ struct InMemory {
 }
 
 impl Environment for InMemory {
-    fn runtime(&self, _: &Config, _: &Registry, _: Tracer) -> Result<Runtime, Error> {
+    fn runtime<'a>(
+        &'a self,
+        _: &'a Config,
+        _: &'a Registry,
+        _: Tracer,
+        _: &'a mut TaskSet,
+    ) -> BoxFuture<'a, Result<Runtime, Error>> {
         let runtime = self.runtime.clone();
-        Ok(Runtime::in_memory(runtime.clone(), runtime, testing::CALL_TIMEOUT)?)
+        let connected = Runtime::in_memory(runtime.clone(), runtime, testing::CALL_TIMEOUT);
+        std::future::ready(connected.map_err(Error::from)).boxed()
     }
 
     fn api(

@@ -9,37 +9,28 @@ use std::time::Duration;
 
 use longshore_base::logging;
 
+use super::docker::{DockerConfig, DockerFlags, absolute, positive};
 use super::pflag::Target::{
     self, Bool, Duration as Span, Ignored, IgnoredBool, List, Text, VModule, Verbosity, Word,
 };
 use super::pflag::{Flag, Parsed};
 use super::{Command, ConfigError, FeatureGates, GoDuration, Logging, help, version_text};
 
-/// The settings of CRI over a Docker Engine.
+/// The settings of `longshore cri-docker`.
 #[derive(Debug, Clone)]
 pub struct CriDockerConfig {
     /// The engine's endpoint.
     pub docker_endpoint: String,
     /// The socket of CRI.
     pub listen: PathBuf,
-    /// Where checkpoints of sandboxes are.
-    pub root_dir: PathBuf,
-    /// The image of sandboxes.
-    pub sandbox_image: String,
+    /// What a node in the same process is told, too.
+    pub docker: DockerConfig,
     /// The range of the node's pods, where no kubelet says it.
     pub pod_cidr: Option<String>,
-    /// Folders of CNI's plugins.
-    pub cni_bin_dirs: Vec<PathBuf>,
-    /// The folder of CNI's configurations.
-    pub cni_conf_dir: PathBuf,
-    /// The folder of CNI's results.
-    pub cni_cache_dir: PathBuf,
     /// Where exec, attach and port-forward are served.
     pub streaming_address: SocketAddr,
     /// How long a streaming connection may be idle.
     pub streaming_idle_timeout: Duration,
-    /// A pull without progress for so long is ended.
-    pub image_pull_progress_deadline: Duration,
     /// How long a request to the engine may take.
     pub request_timeout: Duration,
     /// What the log is started with.
@@ -51,16 +42,11 @@ struct Flags {
     version: String,
     docker_endpoint: String,
     listen: String,
-    root_dir: String,
-    sandbox_image: String,
+    docker: DockerFlags,
     pod_cidr: String,
     network_plugin: String,
-    cni_bin_dirs: Vec<String>,
-    cni_conf_dir: String,
-    cni_cache_dir: String,
     streaming_address: String,
     streaming_idle_timeout: GoDuration,
-    image_pull_progress_deadline: GoDuration,
     request_timeout: GoDuration,
     logging: Logging,
 }
@@ -72,16 +58,11 @@ impl Default for Flags {
             version: String::new(),
             docker_endpoint: "unix:///var/run/docker.sock".to_owned(),
             listen: "unix:///run/longshore-docker.sock".to_owned(),
-            root_dir: "/var/lib/cri-dockerd".to_owned(),
-            sandbox_image: "registry.k8s.io/pause:3.10".to_owned(),
+            docker: DockerFlags::default(),
             pod_cidr: String::new(),
             network_plugin: CNI.to_owned(),
-            cni_bin_dirs: vec!["/opt/cni/bin".to_owned()],
-            cni_conf_dir: "/etc/cni/net.d".to_owned(),
-            cni_cache_dir: "/var/lib/cni/cache".to_owned(),
             streaming_address: "127.0.0.1:0".to_owned(),
             streaming_idle_timeout: GoDuration::secs(4 * 60 * 60),
-            image_pull_progress_deadline: GoDuration::secs(60),
             request_timeout: GoDuration::secs(120),
             logging: Logging::default(),
         }
@@ -101,18 +82,18 @@ static FLAGS: &[Flag<Flags>] = &[
     flag("listen", Text(|s| &mut s.listen)),
     // cri-dockerd's name for it
     flag("container-runtime-endpoint", Text(|s| &mut s.listen)),
-    flag("cri-dockerd-root-directory", Text(|s| &mut s.root_dir)),
-    flag("pod-infra-container-image", Text(|s| &mut s.sandbox_image)),
+    flag("cri-dockerd-root-directory", Text(|s| &mut s.docker.root_dir)),
+    flag("pod-infra-container-image", Text(|s| &mut s.docker.sandbox_image)),
     flag("pod-cidr", Text(|s| &mut s.pod_cidr)),
     flag("network-plugin", Text(|s| &mut s.network_plugin)),
-    flag("cni-bin-dir", List(|s| &mut s.cni_bin_dirs)),
-    flag("cni-conf-dir", Text(|s| &mut s.cni_conf_dir)),
-    flag("cni-cache-dir", Text(|s| &mut s.cni_cache_dir)),
+    flag("cni-bin-dir", List(|s| &mut s.docker.cni_bin_dirs)),
+    flag("cni-conf-dir", Text(|s| &mut s.docker.cni_conf_dir)),
+    flag("cni-cache-dir", Text(|s| &mut s.docker.cni_cache_dir)),
     flag("streaming-address", Text(|s| &mut s.streaming_address)),
     // cri-dockerd's name for it
     flag("streaming-bind-addr", Text(|s| &mut s.streaming_address)),
     flag("streaming-connection-idle-timeout", Span(|s| &mut s.streaming_idle_timeout)),
-    flag("image-pull-progress-deadline", Span(|s| &mut s.image_pull_progress_deadline)),
+    flag("image-pull-progress-deadline", Span(|s| &mut s.docker.image_pull_progress_deadline)),
     flag("runtime-request-timeout", Span(|s| &mut s.request_timeout)),
     flag("hairpin-mode", Ignored),
     flag("network-plugin-mtu", Ignored),
@@ -151,29 +132,12 @@ fn checked(flags: Flags) -> Result<CriDockerConfig, String> {
         listen: socket("--listen", &flags.listen)?,
         streaming_address: address("--streaming-address", &flags.streaming_address)?,
         docker_endpoint: flags.docker_endpoint,
-        root_dir: absolute("--cri-dockerd-root-directory", &flags.root_dir)?,
-        sandbox_image: flags.sandbox_image,
+        docker: flags.docker.checked()?,
         pod_cidr: Some(flags.pod_cidr).filter(|cidr| !cidr.is_empty()),
-        cni_bin_dirs: flags
-            .cni_bin_dirs
-            .iter()
-            .map(|folder| absolute("--cni-bin-dir", folder))
-            .collect::<Result<_, _>>()?,
-        cni_conf_dir: absolute("--cni-conf-dir", &flags.cni_conf_dir)?,
-        cni_cache_dir: absolute("--cni-cache-dir", &flags.cni_cache_dir)?,
         streaming_idle_timeout: flags.streaming_idle_timeout.get(),
-        image_pull_progress_deadline: positive(
-            "--image-pull-progress-deadline",
-            flags.image_pull_progress_deadline,
-        )?,
         request_timeout: positive("--runtime-request-timeout", flags.request_timeout)?,
         logging: logging.map_err(|faults| faults.join("; "))?,
     })
-}
-
-fn absolute(flag: &str, path: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(path);
-    if path.is_absolute() { Ok(path) } else { Err(format!("{flag}: {path:?} is not absolute")) }
 }
 
 fn socket(flag: &str, endpoint: &str) -> Result<PathBuf, String> {
@@ -194,11 +158,6 @@ fn address(flag: &str, text: &str) -> Result<SocketAddr, String> {
         Err(_) if text.is_empty() => Ok((Ipv4Addr::LOCALHOST, 0).into()),
         Err(_) => Err(format!("{flag}: {text:?} is no address")),
     }
-}
-
-/// A request without any time would never succeed.
-fn positive(flag: &str, span: GoDuration) -> Result<Duration, String> {
-    if span.as_nanos() > 0 { Ok(span.get()) } else { Err(format!("{flag}: must be above zero")) }
 }
 
 #[cfg(test)]
@@ -230,9 +189,9 @@ mod tests {
         .unwrap();
         assert_eq!(config.listen, PathBuf::from("/run/cri.sock"));
         assert_eq!(config.docker_endpoint, "unix:///d.sock");
-        assert_eq!(config.cni_bin_dirs, [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert_eq!(config.docker.cni_bin_dirs, [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert_eq!(config.streaming_address.to_string(), "10.0.0.1:0");
-        assert_eq!(config.image_pull_progress_deadline, Duration::from_secs(300));
+        assert_eq!(config.docker.image_pull_progress_deadline, Duration::from_secs(300));
         assert_eq!(config.pod_cidr, None);
     }
 

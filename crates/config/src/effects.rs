@@ -187,7 +187,6 @@ pub(super) fn unprotected_flags(flags: &KubeletFlags) -> Option<String> {
 #[cfg(test)]
 pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
     ("experimental-mounter-path", "upstream does not use it any more"),
-    ("pod-infra-container-image", "the runtime has the image of sandboxes"),
     ("housekeeping-interval", "stats are read on demand"),
     ("max-housekeeping-interval", "stats are read on demand"),
     ("application-metrics-count-limit", "no application metrics are read"),

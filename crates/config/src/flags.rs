@@ -1,19 +1,33 @@
 //! All flags of `kubelet` 1.36 as data: name, type and setting; those of this daemon only:
 //! `proxy-config`, for kube-proxy in the same process, `authorization-strict-streams`,
-//! `early-readiness-probes`, `keep-kernel-tunables` and `wait-for-device-plugins`; and
-//! `pod-infra-container-image` of kubelets before 1.35.
+//! `early-readiness-probes`, `keep-kernel-tunables` and `wait-for-device-plugins`; and for nodes on Docker
+//! `cri-dockerd-root-directory` of cri-dockerd and those of kubelets with dockershim.
 //!
 //! Current limitations: flags marked `Ignored` are checked and have no effect: those of the built-in
 //! cAdvisor and of a deprecated container GC.
 
 use std::collections::BTreeMap;
 
+use super::docker::DockerFlags;
 use super::pflag::Flag;
 use super::pflag::Target::{
     self, Amount, Bool, Duration, Gates, Headers, Ignored, IgnoredBool, Int, Ip, Labels, List,
     Long, Pairs, ReservedMemory, Taints, Text, VModule, Verbosity, Word,
 };
 use super::{GoDuration, KubeletConfiguration};
+
+/// Endpoints of a Docker Engine, over which the node serves CRI itself.
+pub const DOCKER_SCHEME: &str = "docker://";
+
+/// Flags that have an effect with such an endpoint alone.
+pub(super) const DOCKER_FLAGS: [&str; 6] = [
+    "pod-infra-container-image",
+    "cni-bin-dir",
+    "cni-conf-dir",
+    "cni-cache-dir",
+    "image-pull-progress-deadline",
+    "cri-dockerd-root-directory",
+];
 
 /// The values of the command line, as given.
 #[derive(Debug)]
@@ -45,6 +59,7 @@ pub(super) struct KubeletFlags {
     pub(super) wait_for_device_plugins: bool,
     pub(super) early_readiness_probes: bool,
     pub(super) keep_kernel_tunables: bool,
+    pub(super) docker: DockerFlags,
     pub(super) kubelet: KubeletConfiguration,
 }
 
@@ -79,8 +94,16 @@ impl KubeletFlags {
             wait_for_device_plugins: false,
             early_readiness_probes: false,
             keep_kernel_tunables: false,
+            docker: DockerFlags::default(),
             kubelet,
         }
+    }
+
+    /// Whether CRI is served over a Docker Engine in this process.
+    pub(super) fn is_on_docker(&self) -> bool {
+        let kubelet = &self.kubelet;
+        let endpoints = [&kubelet.container_runtime_endpoint, &kubelet.image_service_endpoint];
+        endpoints.into_iter().any(|endpoint| endpoint.starts_with(DOCKER_SCHEME))
     }
 }
 
@@ -142,8 +165,6 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     ),
     twin("maximum-dead-containers", Int(|s| &mut s.maximum_dead_containers)),
     twin("experimental-mounter-path", Ignored),
-    // removed from kubelets since 1.35, and still set by older kubeadm versions
-    own("pod-infra-container-image", Ignored),
     twin("experimental-allocatable-ignore-eviction", Bool(|s| &mut s.allocatable_ignores_eviction)),
     // flags with a configuration field
     twin("enable-server", Bool(|s| &mut s.kubelet.enable_server)),
@@ -269,6 +290,13 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     twin("reserved-memory", ReservedMemory(|s| &mut s.kubelet.reserved_memory)),
     twin("register-node", Bool(|s| &mut s.kubelet.register_node)),
     twin("register-with-taints", Taints(|s| &mut s.kubelet.register_with_taints)),
+    // Docker, of kubelets before 1.24; the first was there until 1.35, and older kubeadm versions set it
+    own("pod-infra-container-image", Text(|s| &mut s.docker.sandbox_image)),
+    own("cni-bin-dir", List(|s| &mut s.docker.cni_bin_dirs)),
+    own("cni-conf-dir", Text(|s| &mut s.docker.cni_conf_dir)),
+    own("cni-cache-dir", Text(|s| &mut s.docker.cni_cache_dir)),
+    own("image-pull-progress-deadline", Duration(|s| &mut s.docker.image_pull_progress_deadline)),
+    own("cri-dockerd-root-directory", Text(|s| &mut s.docker.root_dir)),
     // cAdvisor
     own("cadvisor-port", Int(|s| &mut s.cadvisor_port)),
     own("housekeeping-interval", Ignored),

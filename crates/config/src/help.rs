@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::flags::KUBELET_FLAGS;
+use super::flags::{DOCKER_FLAGS, KUBELET_FLAGS};
 use super::pflag::Flag;
 
 /// Descriptions of flags without a configuration field.
@@ -41,6 +41,12 @@ static MEANINGS: &[(&str, &str)] = &[
         "keep-kernel-tunables",
         "kernel settings are left as they are, unless protectKernelDefaults checks them",
     ),
+    ("pod-infra-container-image", "the image of sandboxes"),
+    ("cni-bin-dir", "folders of CNI's plugins, with commas"),
+    ("cni-conf-dir", "CNI's configurations, of which the first by name is used"),
+    ("cni-cache-dir", "where results of CNI's plugins are kept"),
+    ("image-pull-progress-deadline", "a pull without progress for so long is ended"),
+    ("cri-dockerd-root-directory", "where checkpoints of sandboxes are kept"),
     ("cadvisor-port", "port of cAdvisor's own interface; 0: none"),
     ("seccomp-default", "RuntimeDefault is the default seccomp profile"),
     ("v", "verbosity of the log: 0 to 10"),
@@ -57,18 +63,21 @@ static MEANINGS: &[(&str, &str)] = &[
 type Group = (&'static str, fn(&FlagOf) -> bool);
 type FlagOf = Flag<super::KubeletFlags>;
 
-static GROUPS: [Group; 5] = [
+static GROUPS: [Group; 6] = [
     ("Accepted, without effect", |flag| flag.target.is_ignored()),
     ("Global", |flag| matches!(flag.name, "help" | "version")),
     ("Logging", |flag| matches!(flag.name, "v" | "vmodule") || flag.name.starts_with("log")),
     ("Fields of the file of --config, which they override (deprecated: set them there)", |flag| {
         flag.deprecated
     }),
+    ("Docker, with an endpoint docker:///var/run/docker.sock", |flag| {
+        DOCKER_FLAGS.contains(&flag.name)
+    }),
     ("Node", |_| true),
 ];
 
 /// The order of groups.
-const ORDER: [usize; 5] = [4, 1, 2, 3, 0];
+const ORDER: [usize; 6] = [5, 4, 1, 2, 3, 0];
 
 /// The flags of another program, as in its table.
 pub(super) fn table<T>(program: &str, about: &str, flags: &[Flag<T>]) -> String {

@@ -6,6 +6,7 @@
 mod cgroups;
 mod checks_managers;
 mod cri_docker;
+mod docker;
 mod effects;
 mod eviction;
 mod file;
@@ -30,9 +31,11 @@ use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 pub use longshore_duration::{GoDuration, ParseDurationError};
 
 pub use self::cri_docker::CriDockerConfig;
+pub use self::docker::DockerConfig;
 pub use self::eviction::Eviction;
 pub use self::file::{FileError, decode_strict, parse_tree as parse_document};
-use self::flags::{KUBELET_FLAGS, KubeletFlags};
+pub use self::flags::DOCKER_SCHEME;
+use self::flags::{DOCKER_FLAGS, KUBELET_FLAGS, KubeletFlags};
 pub use self::gates::FeatureGates;
 pub use self::kubelet::*;
 use self::pflag::Parsed;
@@ -126,6 +129,8 @@ pub struct Config {
     pub keep_kernel_tunables: bool,
     /// Port of the cAdvisor API, on the address of the server; 0: off.
     pub cadvisor_port: i32,
+    /// CRI over a Docker Engine in this process; `None` where no endpoint is `docker://`.
+    pub docker: Option<DockerConfig>,
     /// Reserved resources.
     pub reserved: Reserved,
     /// Settings of eviction.
@@ -240,6 +245,11 @@ fn kubelet_command(args: &[String], roles: Roles) -> Result<Command, ConfigError
     }));
     warnings.extend(parsed.ignored().map(|flag| format!("--{flag} has no effect")));
     warnings.extend(effects::without_effect(&config.kubelet));
+    if config.docker.is_none() {
+        warnings.extend(parsed.among(&DOCKER_FLAGS).map(|flag| {
+            format!("--{flag} has no effect: no endpoint of the runtime is {DOCKER_SCHEME}")
+        }));
+    }
     config.warnings = warnings;
     if roles == Roles::Both {
         let proxy = proxy::beside_kubelet(proxy_config, &config.node_name)?;
@@ -281,6 +291,11 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         errors.push("--exit-on-lock-contention: --lock-file must be set with it".to_owned());
     }
     errors.extend(effects::unprotected_flags(&flags));
+    let docker = flags.is_on_docker().then(|| flags.docker.checked()).transpose();
+    let docker = docker.unwrap_or_else(|fault| {
+        errors.push(fault);
+        None
+    });
     if !(0..=65535).contains(&flags.cadvisor_port) {
         errors.push("--cadvisor-port: must be a port from 1 to 65535, or 0 for none".to_owned());
     }
@@ -296,6 +311,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         node_ips,
         reserved,
         eviction,
+        docker,
         external_cloud: flags.cloud_provider == "external",
         kubeconfig: path(&flags.kubeconfig),
         bootstrap_kubeconfig: path(&flags.bootstrap_kubeconfig),

@@ -298,6 +298,11 @@ impl<T> Parsed<T> {
         self.given(|flag| flag.target.is_ignored())
     }
 
+    /// Those of these flags that are given.
+    pub(super) fn among(&self, names: &[&str]) -> impl Iterator<Item = &'static str> {
+        self.given(|flag| names.contains(&flag.name))
+    }
+
     /// The names of matching flags, each once.
     fn given(&self, so: impl Fn(&Flag<T>) -> bool) -> impl Iterator<Item = &'static str> {
         let names = self.values.iter().filter(|(flag, _)| so(flag)).map(|(flag, _)| flag.name);

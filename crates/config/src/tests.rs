@@ -291,6 +291,24 @@ fn config_flags_take_precedence_over_the_file() {
 }
 
 #[test]
+fn flags_of_docker_count_with_an_endpoint_of_docker() {
+    const IMAGE: &str = "--pod-infra-container-image=registry.example/pause:1";
+    let warned = |config: &Config| config.warnings.iter().any(|text| text.contains("pod-infra"));
+    for endpoint in ["--container-runtime-endpoint", "--image-service-endpoint"] {
+        let endpoint = format!("{endpoint}=docker:///var/run/docker.sock");
+        let config = kubelet(&[&endpoint, IMAGE, "--cni-bin-dir=/a,/b"]).unwrap();
+        assert!(!warned(&config), "{:?}", config.warnings);
+        let docker = config.docker.unwrap();
+        assert_eq!(docker.sandbox_image, "registry.example/pause:1");
+        assert_eq!(docker.cni_bin_dirs, [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert_eq!(docker.cni_conf_dir, PathBuf::from("/etc/cni/net.d"));
+        assert!(kubelet(&[&endpoint, "--cni-conf-dir=net.d"]).unwrap_err().contains("net.d"));
+    }
+    let other = kubelet(&[IMAGE, "--cni-conf-dir=net.d"]).unwrap();
+    assert!(other.docker.is_none() && warned(&other));
+}
+
+#[test]
 fn config_defaults_without_a_file() {
     let config = kubelet(&[]).unwrap();
     assert!(
@@ -384,7 +402,8 @@ fn config_role_follows_the_program_name() {
         matches!(run(&["kubelet", "--version=raw"]), Ok(Command::Print(text)) if text.contains("Minor:\"36\""))
     );
     let Ok(Command::Print(help)) = run(&["kubelet", "--help"]) else { panic!("no help") };
-    let groups = ["\nNode:\n", "\nGlobal:\n", "\nLogging:\n", "\nFields of", "\nAccepted"];
+    let groups =
+        ["\nNode:\n", "\nDocker", "\nGlobal:\n", "\nLogging:\n", "\nFields of", "\nAccepted"];
     let places: Vec<_> = groups.iter().map(|group| help.find(group).unwrap()).collect();
     assert!(places.is_sorted(), "{help}");
     let unexplained = KUBELET_FLAGS.iter().filter(|flag| {

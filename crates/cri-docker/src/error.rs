@@ -43,6 +43,9 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
+    /// What was passed as the socket of CRI is not one.
+    #[error("LISTEN_FDS: {0}")]
+    Inherited(String),
     /// The engine's API is another one.
     #[error("{0}")]
     Api(String),
@@ -127,7 +130,7 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            Self::Endpoint { .. } | Self::Invalid(_) => Code::InvalidArgument,
+            Self::Endpoint { .. } | Self::Inherited(_) | Self::Invalid(_) => Code::InvalidArgument,
             Self::Docker { source, .. } => docker_code(source),
             Self::Deadline { .. } | Self::Timeout { .. } => Code::DeadlineExceeded,
             Self::NotFound { .. } => Code::NotFound,

@@ -1,5 +1,5 @@
 //! CRI v1 over a Docker Engine: [`Service`] is the runtime service, [`images::Images`] the image service,
-//! [`run`] serves both at a socket.
+//! [`run`] serves both at a socket, [`Backend`] is both for a node in the same process.
 //!
 //! Names, labels and checkpoint files are cri-dockerd's, so that either takes over the other's containers.
 //! Containers without these labels are somebody else's: they are neither listed nor touched.
@@ -9,6 +9,7 @@
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
+mod backend;
 mod checkpoint;
 mod container;
 mod creations;
@@ -23,6 +24,7 @@ pub mod images;
 mod info;
 mod labels;
 mod layer_sizes;
+mod listen;
 mod logs;
 mod mounts;
 mod names;
@@ -37,9 +39,11 @@ mod settings;
 mod stats;
 mod timestamp;
 
+pub use backend::Backend;
 pub use daemon::run;
 pub use engine::{Engine, connect};
 pub use error::{Error, Result};
+pub use listen::Listen;
 pub use service::Service;
 pub use settings::Settings;
 

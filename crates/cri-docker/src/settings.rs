@@ -23,7 +23,7 @@ pub struct Settings {
     pub cni_cache_dir: PathBuf,
     /// Where exec, attach and port-forward are served.
     pub streaming_address: SocketAddr,
-    /// How long a streaming connection may be idle.
+    /// How long a streaming connection may be idle; zero: for ever.
     pub streaming_idle_timeout: Duration,
     /// A pull without progress for so long is ended.
     pub image_pull_progress_deadline: Duration,

@@ -8,3 +8,5 @@ mod faults;
 mod images;
 mod logs;
 mod sandboxes;
+mod streams;
+mod units;

@@ -1,5 +1,7 @@
 //! Sandboxes: network, name resolution, lists, removal, and what is somebody else's.
 
+use std::os::unix::fs::PermissionsExt;
+
 use anyhow::{Context, Result, ensure};
 use longshore_cri::v1::*;
 use tonic::Code;
@@ -113,22 +115,100 @@ async fn a_sandbox_whose_network_fails_is_undone() -> Result<()> {
     let error = bed.run_pod(&config).await.err().context("it was run")?.to_string();
     ensure!(error.contains("bandwidth"), "{error}");
     assert_eq!(bed.engine_containers()?, Vec::<String>::new());
-    assert_eq!(bed.kept(), Vec::<std::path::PathBuf>::new());
 
+    // The plugin does not detach either, with this configuration.
     std::fs::write(&file, good)?;
+    let listed = bed.sandboxes().await?;
+    let [left] = &listed[..] else { anyhow::bail!("{listed:?}") };
+    bed.remove_pod(&left.id).await?;
+    assert_eq!((bed.sandboxes().await?, bed.kept()), (Vec::new(), Vec::new()));
+
     let pod = bed.run_pod(&config).await?;
     // Removed behind our back: the pod is still there to be taken down, and its address is given back.
     let (status, answer) =
         bed.docker.request("DELETE", &format!("/containers/{pod}?force=true"), &[])?;
     ensure!(status == 204, "{status} {answer}");
-    let listed =
-        bed.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
+    let listed = bed.sandboxes().await?;
     let [left] = &listed[..] else { anyhow::bail!("{listed:?}") };
     assert_eq!((left.id.as_str(), left.state()), (pod.as_str(), PodSandboxState::SandboxNotready));
     assert_eq!(left.metadata, config.metadata);
     bed.remove_pod(&pod).await?;
     assert_eq!(bed.kept(), Vec::<std::path::PathBuf>::new());
     bed.end().await
+}
+
+/// A plugin that refuses to attach, and to detach until the file `allowed` is there.
+const STUBBORN: &str = r#"#!/bin/sh
+cat >/dev/null
+echo "$CNI_COMMAND" >>"$(dirname "$0")/calls"
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion":"0.4.0","supportedVersions":["0.4.0"]}' && exit ;;
+DEL) [ ! -e "$(dirname "$0")/allowed" ] || exit 0 ;;
+esac
+echo '{"cniVersion":"0.4.0","code":100,"msg":"stubborn on '"$CNI_COMMAND"'"}'
+exit 1
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_cannot_be_detached_is_kept_until_it_can() -> Result<()> {
+    let Some(mut bed) = Bed::start().await? else { return Ok(()) };
+    let [conf, _] = bed.host.cni_dirs()?;
+    let file = std::fs::read_dir(conf)?.flatten().next().context("no configuration")?.path();
+    let mut network: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+    network["plugins"][1] = serde_json::json!({"type": "stubborn"});
+    std::fs::write(&file, network.to_string())?;
+    std::fs::create_dir_all(bed.plugins())?;
+    let plugin = bed.plugins().join("stubborn");
+    std::fs::write(&plugin, STUBBORN)?;
+    std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755))?;
+
+    // What has the machine's network is not taken off it.
+    let mut machine = bed.pod("machine");
+    let linux = machine.linux.get_or_insert_default();
+    linux.sysctls = [("kernel.shm_rmid_forced".to_owned(), "no number".to_owned())].into();
+    let options =
+        NamespaceOption { network: NamespaceMode::Node.into(), ..NamespaceOption::default() };
+    linux.security_context.get_or_insert_default().namespace_options = Some(options);
+    let error = bed.run_pod(&machine).await.err().context("it was run")?.to_string();
+    ensure!(error.contains("shm_rmid_forced"), "{error}");
+    assert_eq!((bed.engine_containers()?, bed.kept()), (Vec::new(), Vec::new()));
+    ensure!(!bed.plugins().join("calls").exists(), "a plugin was called");
+
+    let config = bed.pod("web");
+    let error = bed.run_pod(&config).await.err().context("it was run")?.to_string();
+    ensure!(error.contains("stubborn on ADD"), "{error}");
+    let listed = bed.sandboxes().await?;
+    let [left] = &listed[..] else { anyhow::bail!("{listed:?}") };
+    assert_eq!(
+        (left.state(), &left.metadata),
+        (PodSandboxState::SandboxNotready, &config.metadata)
+    );
+    // It is tried again with each call, however often that fails.
+    for _ in 0..2 {
+        let error = bed.remove_pod(&left.id).await.err().context("it was detached")?.to_string();
+        ensure!(error.contains("stubborn on DEL"), "{error}");
+        let request = RemovePodSandboxRequest { pod_sandbox_id: left.id.clone() };
+        let removed = bed.runtime.remove_pod_sandbox(request).await;
+        ensure!(removed.is_err(), "it was removed");
+        assert_eq!(bed.sandboxes().await?, listed);
+    }
+    let calls = std::fs::read_to_string(bed.plugins().join("calls"))?;
+    assert_eq!(calls.lines().filter(|call| *call == "DEL").count(), 5, "{calls}");
+
+    std::fs::write(bed.plugins().join("allowed"), "")?;
+    bed.remove_pod(&left.id).await?;
+    assert_eq!(bed.sandboxes().await?, []);
+    assert_eq!((bed.engine_containers()?, bed.kept()), (Vec::new(), Vec::new()));
+    assert_eq!(addresses_in_use(&bed)?, Vec::<String>::new());
+    bed.end().await
+}
+
+/// The addresses that host-local has given out.
+fn addresses_in_use(bed: &Bed) -> Result<Vec<String>> {
+    let folder = bed.host.dir().join("containerd/ipam").join(bed.host.name());
+    let names = std::fs::read_dir(folder)?.flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    Ok(names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect())
 }
 
 /// A container that somebody else runs.

@@ -42,7 +42,7 @@ const TUNNEL: usize = 64 << 10;
 /// How sessions are served; the defaults are upstream's.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How long a session may be idle.
+    /// How long a session may be idle; zero: for ever.
     pub idle_timeout: Duration,
     /// How long a client may take to open the streams of a session, on SPDY connections.
     pub creation_timeout: Duration,
@@ -276,7 +276,9 @@ impl Server {
     }
 
     fn conditions(&self) -> Conditions {
-        Conditions { idle: self.options.idle_timeout, stop: self.stop.clone() }
+        let idle = self.options.idle_timeout;
+        let idle = if idle.is_zero() { streams::NO_IDLE_TIMEOUT } else { idle };
+        Conditions { idle, stop: self.stop.clone() }
     }
 
     /// Runs a session once the client's connection is upgraded.

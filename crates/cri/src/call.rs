@@ -4,12 +4,12 @@
 use std::future::Future;
 use std::time::Duration;
 
-use longshore_grpc::Endpoint;
 use longshore_telemetry::{Span, TRACEPARENT};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
+use crate::peer::Peer;
 use crate::{Error, Result};
 
 /// Is called for each finished call; feeds `kubelet_runtime_operations_*`.
@@ -25,7 +25,7 @@ pub(crate) struct Call<'a> {
     pub(crate) operation: &'static str,
     /// `None` for no deadline.
     pub(crate) deadline: Option<Duration>,
-    pub(crate) endpoint: &'a Endpoint,
+    pub(crate) peer: &'a Peer,
     pub(crate) observer: Option<&'a dyn Observer>,
     /// The span of the call, which ends with it.
     pub(crate) span: Mutex<Span>,
@@ -56,9 +56,8 @@ impl Call<'_> {
         let response = longshore_grpc::await_response(self.deadline, sent);
         async move {
             let start = Instant::now();
-            let result = response
-                .await
-                .map_err(|failure| Error::from_failure(self.rpc, self.endpoint, failure));
+            let result =
+                response.await.map_err(|failure| Error::from_failure(self.rpc, self.peer, failure));
             if let Some(observer) = self.observer {
                 observer.observe(self.operation, start.elapsed(), result.as_ref().err());
             }

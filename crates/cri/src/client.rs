@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, TryStreamExt, future, stream};
-use longshore_grpc::{Endpoint, Failure};
+use longshore_grpc::Failure;
 use longshore_telemetry::{Kind, Span, Tracer};
 use tonic::transport::Channel;
 use tonic::{Response, Status, Streaming};
 
 use crate::call::{Call, Observer};
+use crate::peer::Peer;
 use crate::v1::image_service_client::ImageServiceClient;
 use crate::v1::runtime_service_client::RuntimeServiceClient;
 use crate::v1::{
@@ -21,7 +22,7 @@ use crate::v1::{
     RuntimeConfigResponse, StatusRequest, StatusResponse, UpdateRuntimeConfigRequest,
     VersionRequest, VersionResponse,
 };
-use crate::{Error, MAX_MESSAGE, Result};
+use crate::{Error, InProcess, MAX_MESSAGE, Result};
 
 /// The version of the kubelet API in `Version` requests; runtimes ignore it.
 const KUBELET_API: &str = "0.1.0";
@@ -29,10 +30,12 @@ const KUBELET_API: &str = "0.1.0";
 /// Settings of a client.
 #[derive(Clone)]
 pub struct Options {
-    /// `unix:///run/…`, or the path of the socket.
+    /// `unix:///run/…`, the path of the socket, or the endpoint of a runtime in this process.
     pub runtime_endpoint: String,
     /// The endpoint of the image service, if it is another one.
     pub image_endpoint: Option<String>,
+    /// Runtimes in this process.
+    pub in_process: Vec<InProcess>,
     /// The timeout of most calls (`runtimeRequestTimeout`).
     pub request_timeout: Duration,
     /// Is called for each call.
@@ -49,6 +52,7 @@ impl Options {
         Self {
             runtime_endpoint: runtime_endpoint.into(),
             image_endpoint: None,
+            in_process: Vec::new(),
             request_timeout: Duration::from_secs(120),
             observer: None,
             tracer: Tracer::default(),
@@ -67,9 +71,9 @@ pub struct Runtime(Arc<Inner>);
 
 struct Inner {
     runtime: RuntimeServiceClient<Channel>,
-    runtime_endpoint: Endpoint,
+    runtime_peer: Peer,
     images: ImageServiceClient<Channel>,
-    image_endpoint: Endpoint,
+    image_peer: Peer,
     request_timeout: Duration,
     observer: Option<Arc<dyn Observer>>,
     tracer: Tracer,
@@ -79,7 +83,7 @@ struct Inner {
 
 impl fmt::Debug for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Runtime({})", self.0.runtime_endpoint)
+        write!(f, "Runtime({})", self.0.runtime_peer)
     }
 }
 
@@ -87,24 +91,22 @@ impl Runtime {
     /// A client with these options. Must be created inside a tokio runtime.
     ///
     /// # Errors
-    /// [`Error::Endpoint`] for an endpoint that is not a Unix socket.
+    /// [`Error::Endpoint`] for an endpoint that is neither a Unix socket nor in this process.
     pub fn new(options: Options) -> Result<Self> {
-        let runtime_endpoint = Endpoint::parse(&options.runtime_endpoint)?;
-        let image_endpoint = match options.image_endpoint.as_deref() {
-            None | Some("") => runtime_endpoint.clone(),
-            Some(endpoint) => Endpoint::parse(endpoint)?,
+        let runtime = Peer::new(&options.runtime_endpoint, &options.in_process)?;
+        let images = match options.image_endpoint.as_deref().unwrap_or_default() {
+            "" => runtime.clone(),
+            endpoint => Peer::new(endpoint, &options.in_process)?,
         };
-        let channel = runtime_endpoint.channel();
-        let image_channel = if image_endpoint == runtime_endpoint {
-            channel.clone()
-        } else {
-            image_endpoint.channel()
-        };
+        // One connection serves both.
+        let images = if images.name == runtime.name { runtime.clone() } else { images };
         Ok(Self(Arc::new(Inner {
-            runtime: RuntimeServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
-            runtime_endpoint,
-            images: ImageServiceClient::new(image_channel).max_decoding_message_size(MAX_MESSAGE),
-            image_endpoint,
+            runtime: RuntimeServiceClient::new(runtime.channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE),
+            runtime_peer: runtime,
+            images: ImageServiceClient::new(images.channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE),
+            image_peer: images,
             request_timeout: options.request_timeout,
             observer: options.observer,
             tracer: options.tracer,
@@ -119,19 +121,12 @@ impl Runtime {
         images: impl crate::v1::image_service_server::ImageService,
         request_timeout: Duration,
     ) -> Result<Self> {
-        let endpoint = Endpoint::parse("unix:///in-memory")?;
-        let channel = crate::server::in_memory(runtime, images);
-        Ok(Self(Arc::new(Inner {
-            runtime: RuntimeServiceClient::new(channel.clone())
-                .max_decoding_message_size(MAX_MESSAGE),
-            runtime_endpoint: endpoint.clone(),
-            images: ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
-            image_endpoint: endpoint,
+        const ENDPOINT: &str = "unix:///in-memory";
+        Self::new(Options {
+            in_process: vec![InProcess::new(ENDPOINT, runtime, images)],
             request_timeout,
-            observer: None,
-            tracer: Tracer::default(),
-            stream_lists: false.into(),
-        })))
+            ..Options::new(ENDPOINT)
+        })
     }
 
     /// Checks that both services are available and support CRI v1. Meant to be
@@ -141,8 +136,8 @@ impl Runtime {
     /// # Errors
     /// [`Error::NoV1`] for a runtime that supports only an older protocol.
     pub async fn negotiate(&self) -> Result<VersionResponse> {
-        let version = self.version().await.map_err(|e| no_v1(e, &self.0.runtime_endpoint))?;
-        self.image_fs_info().await.map_err(|e| no_v1(e, &self.0.image_endpoint))?;
+        let version = self.version().await.map_err(|e| no_v1(e, &self.0.runtime_peer))?;
+        self.image_fs_info().await.map_err(|e| no_v1(e, &self.0.image_peer))?;
         Ok(version)
     }
 
@@ -203,11 +198,9 @@ impl Runtime {
             let call = runtime.call("GetContainerEvents", "get_container_events").within(None);
             let request = call.request(GetEventsRequest {});
             let events = call.response(runtime.runtime().get_container_events(request)).await?;
-            let (rpc, endpoint) = (call.rpc, call.endpoint.clone());
+            let (rpc, peer) = (call.rpc, call.peer.clone());
             Ok::<_, Error>(
-                events.map_err(move |status| {
-                    Error::from_failure(rpc, &endpoint, Failure::of(&status))
-                }),
+                events.map_err(move |status| Error::from_failure(rpc, &peer, Failure::of(&status))),
             )
         })
         .try_flatten()
@@ -220,12 +213,12 @@ impl Runtime {
 
     /// A call to the runtime service, with the default deadline.
     pub(crate) fn call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
-        self.call_to("RuntimeService", rpc, operation, &self.0.runtime_endpoint)
+        self.call_to("RuntimeService", rpc, operation, &self.0.runtime_peer)
     }
 
     /// A call to the image service, with the default deadline.
     pub(crate) fn image_call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
-        self.call_to("ImageService", rpc, operation, &self.0.image_endpoint)
+        self.call_to("ImageService", rpc, operation, &self.0.image_peer)
     }
 
     fn call_to<'a>(
@@ -233,7 +226,7 @@ impl Runtime {
         service: &str,
         rpc: &'static str,
         operation: &'static str,
-        endpoint: &'a Endpoint,
+        peer: &'a Peer,
     ) -> Call<'a> {
         let mut span = Span::default();
         if self.0.tracer.is_on() {
@@ -246,7 +239,7 @@ impl Runtime {
             rpc,
             operation,
             deadline: Some(self.0.request_timeout),
-            endpoint,
+            peer,
             observer: self.0.observer.as_deref(),
             span: span.into(),
         }
@@ -300,10 +293,10 @@ impl Runtime {
     }
 }
 
-fn no_v1(error: Error, endpoint: &Endpoint) -> Error {
+fn no_v1(error: Error, peer: &Peer) -> Error {
     match error {
         Error::Status { code: tonic::Code::Unimplemented, message, .. } => {
-            Error::NoV1 { endpoint: endpoint.to_string(), message }
+            Error::NoV1 { endpoint: peer.to_string(), message }
         }
         other => other,
     }

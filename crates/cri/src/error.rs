@@ -1,8 +1,10 @@
 //! Errors of calls, by what callers do: retry (unavailable, deadline), ignore
 //! (not found), do without (unimplemented), or report.
 
-use longshore_grpc::{Endpoint, Failure, InvalidEndpoint};
+use longshore_grpc::{Failure, InvalidEndpoint};
 use tonic::Code;
+
+use crate::peer::Peer;
 
 /// A failed call, with the name of its RPC.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,11 +66,11 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn from_failure(call: &'static str, endpoint: &Endpoint, failure: Failure) -> Self {
+    pub(crate) fn from_failure(call: &'static str, peer: &Peer, failure: Failure) -> Self {
         match failure {
             Failure::Deadline(message) => Self::DeadlineExceeded { call, message },
             Failure::Unavailable(message) => {
-                Self::Unavailable { call, endpoint: endpoint.to_string(), message }
+                Self::Unavailable { call, endpoint: peer.to_string(), message }
             }
             Failure::Status(code, message) => Self::Status { call, code, message },
         }

@@ -11,6 +11,7 @@ mod client;
 mod container;
 mod error;
 mod image;
+mod peer;
 mod sandbox;
 mod server;
 mod stats;
@@ -20,7 +21,7 @@ pub use client::{Options, Runtime};
 pub use error::Error;
 pub use longshore_grpc::{Code, Server};
 pub use sandbox::SandboxStatus;
-pub use server::serve;
+pub use server::{InProcess, serve};
 
 /// The limit of messages, as upstream's.
 const MAX_MESSAGE: usize = 16 << 20;

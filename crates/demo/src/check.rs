@@ -7,10 +7,10 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::api::{DeleteParams, ListParams, LogParams, PostParams};
 use kube::{Api, Client, ResourceExt};
-use longshore_testkit::{Host, wait_until};
+use longshore_testkit::wait_until;
 
 use crate::progress::Progress;
-use crate::stack::object;
+use crate::stack::{Stack, object};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The selector of the Deployment's pods.
@@ -91,7 +91,7 @@ pub(crate) async fn check_service(progress: Progress, client: &Client) -> Result
 pub(crate) async fn delete_application(
     progress: Progress,
     client: &Client,
-    host: &Host,
+    stack: &Stack,
 ) -> Result<()> {
     let deployments: Api<Deployment> = Api::default_namespaced(client.clone());
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
@@ -108,7 +108,7 @@ pub(crate) async fn delete_application(
         at_apiserver.await?;
         let on_node = wait_until(TIMEOUT, "the rest of the pods to be removed", async || {
             for uid in &uids {
-                let leftovers = host.pod_leftovers(uid)?;
+                let leftovers = stack.pod_leftovers(uid)?;
                 ensure!(leftovers.is_empty(), "left are: {}", leftovers.join(", "));
             }
             Ok(())

@@ -1,4 +1,4 @@
-//! `make run`: Longshore on this machine, in a network namespace with a containerd of its own,
+//! `make run`: Longshore on this machine, in a network namespace with a containerd or a Docker Engine of its own,
 //! with a demo application and a live view. Takes down everything when it ends.
 //!
 //! Flow: `stack` brings up → `check` starts the application → `inspect` reads node, pods and processes →
@@ -21,7 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use progress::Progress;
-use stack::{Interrupted, Stack};
+use stack::{Interrupted, Runtime, Stack};
 
 /// Runs a Longshore cluster of one node with a demo application, in a network namespace of its own.
 #[derive(Debug, Parser)]
@@ -29,6 +29,9 @@ struct Args {
     /// Check the demo application from its start to its end, take everything down, exit 0 or 1.
     #[arg(long, conflicts_with = "sweep")]
     once: bool,
+    /// What runs containers.
+    #[arg(long, value_enum, default_value_t)]
+    runtime: Runtime,
     /// Only remove what killed runs and tests left on this machine.
     #[arg(long)]
     sweep: bool,
@@ -37,7 +40,7 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let progress = Progress::new();
-    let outcome = if args.sweep { sweep(progress) } else { run(progress, args.once) };
+    let outcome = if args.sweep { sweep(progress) } else { run(progress, args.once, args.runtime) };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -58,13 +61,13 @@ fn sweep(progress: Progress) -> Result<()> {
     Ok(())
 }
 
-fn run(progress: Progress, once: bool) -> Result<()> {
+fn run(progress: Progress, once: bool, runtime: Runtime) -> Result<()> {
     // The demo's own flow blocks the main thread; the worker keeps spinner and client alive.
-    let runtime =
+    let tokio =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    runtime.block_on(async {
+    tokio.block_on(async {
         let stop = stop_on_signals()?;
-        let mut stack = Stack::default();
+        let mut stack = Stack::new(runtime);
         let outcome = demo(&mut stack, progress, &stop, once).await;
         let outcome = outcome.or_else(|e| if e.is::<Interrupted>() { Ok(()) } else { Err(e) });
         if outcome.is_err() {
@@ -96,7 +99,7 @@ async fn demo(
         let checks = async {
             check::check_logs(progress, &client).await?;
             check::check_service(progress, &client).await?;
-            check::delete_application(progress, &client, stack.host()?).await
+            check::delete_application(progress, &client, stack).await
         };
         stop.run_until_cancelled(checks).await.ok_or(Interrupted)??;
         stack.daemons()?;

@@ -1,4 +1,4 @@
-//! What `make run` starts, in order, and takes down again: a host of the testkit with containerd,
+//! What `make run` starts, in order, and takes down again: a host of the testkit with containerd or Docker,
 //! the apiserver, controllers and scheduler, the DNS server, the node daemon with kube-proxy. Blocks the
 //! main thread, on which nothing else runs.
 use std::fmt;
@@ -13,8 +13,8 @@ use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use longshore_testkit::{
-    Apiserver, Controllers, Dns, Host, Image, Node, NodeOptions, kube_proxy_configuration,
-    log_tails, sweep_abandoned, wait_until,
+    Apiserver, Controllers, Dns, Docker, DockerOptions, Host, Image, Node,
+    kube_proxy_configuration, log_tails, sweep_abandoned, wait_until,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -26,8 +26,19 @@ use crate::progress::Progress;
 const GRACE: Duration = Duration::from_secs(10);
 const APISERVER_READY: Duration = Duration::from_secs(30);
 const NODE_READY: Duration = Duration::from_secs(60);
+const IMAGES: &str = "sandbox and demo images";
 /// The address of the Service kube-dns, in the apiserver's default range.
 const DNS_ADDRESS: &str = "10.96.0.10";
+
+/// What runs containers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Runtime {
+    /// containerd.
+    #[default]
+    Containerd,
+    /// A Docker Engine, over which the node serves CRI itself.
+    Docker,
+}
 
 /// Everything that runs, as far as it has come up.
 #[derive(Debug, Default)]
@@ -36,7 +47,9 @@ pub(crate) struct Stack {
     dns: Option<Dns>,
     controllers: Option<Controllers>,
     apiserver: Option<Apiserver>,
+    docker: Option<Docker>,
     host: Option<Host>,
+    runtime: Runtime,
 }
 
 /// A process to be looked at.
@@ -47,6 +60,11 @@ pub(crate) struct Daemon {
 }
 
 impl Stack {
+    /// Nothing yet.
+    pub(crate) fn new(runtime: Runtime) -> Self {
+        Self { runtime, ..Self::default() }
+    }
+
     /// Brings everything up and gives a client of the apiserver. What is up when it fails or
     /// `stop` fires is still to be [taken down](Self::take_down).
     pub(crate) async fn bring_up(
@@ -64,13 +82,28 @@ impl Stack {
             progress.line(&format!("  {lack}"));
         }
 
-        progress.step("containerd", async { Ok(host.start_containerd()?) }).await?;
-        go_on(stop)?;
-        let images = progress.step("sandbox and demo images", async {
-            host.import(&Image::pause()?)?;
-            Ok(host.import(&Image::busybox()?)?)
-        });
-        images.await?;
+        let images = [Image::pause()?, Image::busybox()?];
+        match self.runtime {
+            Runtime::Containerd => {
+                progress.step("containerd", async { Ok(host.start_containerd()?) }).await?;
+                go_on(stop)?;
+                let imported = progress.step(IMAGES, async {
+                    Ok(images.iter().try_for_each(|image| host.import(image))?)
+                });
+                imported.await?;
+            }
+            Runtime::Docker => {
+                let started = progress.step("Docker Engine", async {
+                    Ok(Docker::start(host, DockerOptions::default())?)
+                });
+                let docker = self.docker.insert(started.await?);
+                go_on(stop)?;
+                let loaded = progress.step(IMAGES, async {
+                    Ok(images.iter().try_for_each(|image| docker.load(image))?)
+                });
+                loaded.await?;
+            }
+        }
         go_on(stop)?;
 
         let started = progress.step("apiserver", async {
@@ -98,8 +131,9 @@ impl Stack {
         go_on(stop)?;
 
         let (kubeconfig, ca) = (apiserver.node_kubeconfig(), apiserver.client_ca());
-        let mut options =
-            NodeOptions { proxy: Some(kube_proxy_configuration(host)), ..NodeOptions::default() };
+        let options = self.docker.as_ref().map(|docker| docker.node_options(host)).transpose()?;
+        let mut options = options.unwrap_or_default();
+        options.proxy = Some(kube_proxy_configuration(host));
         options.config.insert("clusterDNS".to_owned(), json!([DNS_ADDRESS]));
         options.config.insert("clusterDomain".to_owned(), json!("cluster.local"));
         let started = Node::start(host, &kubeconfig, &ca, options)?;
@@ -122,6 +156,15 @@ impl Stack {
         self.host.as_ref().context("the host is not up")
     }
 
+    /// What is left of a pod.
+    pub(crate) fn pod_leftovers(&self, uid: &str) -> Result<Vec<String>> {
+        let host = self.host()?;
+        Ok(match &self.docker {
+            Some(docker) => docker.pod_leftovers(host, uid)?,
+            None => host.pod_leftovers(uid)?,
+        })
+    }
+
     /// The kubeconfig to use.
     pub(crate) fn kubeconfig(&self) -> Result<PathBuf> {
         let apiserver = self.apiserver.as_ref().context("the apiserver is not up")?;
@@ -132,11 +175,19 @@ impl Stack {
     pub(crate) fn daemons(&mut self) -> Result<Vec<Daemon>> {
         let node = self.node.as_mut().map(|node| ("longshore", node.daemon()));
         let apiserver = self.apiserver.as_mut().map(|server| ("apiserver", server.daemon()));
-        let containerd = self.host.as_mut().map(Host::containerd).transpose()?;
+        let runtime = match self.runtime {
+            Runtime::Containerd => {
+                let containerd = self.host.as_mut().map(Host::containerd).transpose()?;
+                containerd.map(|daemon| ("containerd", daemon))
+            }
+            Runtime::Docker => {
+                let docker = self.docker.as_mut().map(Docker::daemon).transpose()?;
+                docker.map(|daemon| ("dockerd", daemon))
+            }
+        };
         let controllers = self.controllers.as_mut().map(|one| ("controllers", one.daemon()));
         let dns = self.dns.as_mut().map(|dns| ("dns", dns.daemon()));
-        let containerd = containerd.map(|daemon| ("containerd", daemon));
-        let all = [node, apiserver, controllers, dns, containerd];
+        let all = [node, apiserver, controllers, dns, runtime];
         let running = all.into_iter().flatten().map(|(name, daemon)| {
             daemon.check_running()?;
             Ok(Daemon { name, pid: daemon.pid() })
@@ -165,6 +216,9 @@ impl Stack {
             }
             if let Some(mut apiserver) = self.apiserver {
                 let _ = apiserver.daemon().terminate(GRACE);
+            }
+            if let Some(mut docker) = self.docker {
+                let _ = docker.stop();
             }
             Ok(host.teardown()?)
         });

@@ -11,8 +11,9 @@ use crate::cgroup::CgroupDriver;
 use crate::command::search_path;
 use crate::daemon::Daemon;
 use crate::error::{AtPath, Error, Result};
-use crate::host::Host;
-use crate::image::Image;
+use crate::host::{Containers, Host};
+use crate::image::{Image, PAUSE};
+use crate::node::NodeOptions;
 use crate::wait::poll_until;
 
 const START: Duration = Duration::from_secs(60);
@@ -78,6 +79,7 @@ impl Docker {
             // Registries of tests speak plain HTTP.
             .arg("--insecure-registry=0.0.0.0/0")
             .arg(format!("--live-restore={}", self.options.live_restore));
+        host.pass_proxy(&mut command);
         let _ = fs::remove_file(self.socket());
         // One that was killed has left these. Its containerd ends with it, but as long as nobody has reaped that, its
         // pid looks alive.
@@ -144,6 +146,44 @@ impl Docker {
             (200, answer) if answer.get("error").is_none() => Ok(()),
             (status, answer) => Err(self.refused("load an image", status, &answer)),
         }
+    }
+
+    /// What a node is told that serves CRI over this engine itself.
+    ///
+    /// # Errors
+    /// When there are no plugins of CNI.
+    pub fn node_options(&self, host: &Host) -> Result<NodeOptions> {
+        let [conf, bin] = host.cni_dirs()?;
+        let endpoint = format!("docker://{}", self.socket().display());
+        let config = [("containerRuntimeEndpoint".to_owned(), endpoint.into())];
+        Ok(NodeOptions {
+            config: config.into_iter().collect(),
+            args: vec![
+                format!("--pod-infra-container-image={PAUSE}"),
+                format!("--cni-conf-dir={}", conf.display()),
+                format!("--cni-bin-dir={}", bin.display()),
+                format!("--cni-cache-dir={}", self.dir.join("cni").display()),
+                format!("--cri-dockerd-root-directory={}", self.dir.join("sandboxes").display()),
+            ],
+            ..NodeOptions::default()
+        })
+    }
+
+    /// What is left of a pod, as [`Host::pod_leftovers`] has it for containerd.
+    ///
+    /// # Errors
+    /// When the engine does not answer.
+    pub fn pod_leftovers(&self, host: &Host, uid: &str) -> Result<Vec<String>> {
+        let (status, answer) = self.request("GET", "/containers/json?all=true", &[])?;
+        let all = match answer.as_array() {
+            Some(all) if status == 200 => all,
+            _ => return Err(self.refused("list containers", status, &answer)),
+        };
+        let id = |one: &Value| one["Id"].as_str().unwrap_or_default().to_owned();
+        let of_pod = all.iter().filter(|one| one["Labels"]["io.kubernetes.pod.uid"] == uid);
+        let containers =
+            Containers { of_pod: of_pod.map(id).collect(), all: all.iter().map(id).collect() };
+        Ok(host.leftovers_beside(uid, &containers))
     }
 
     /// A request behind the back of everyone: its status and answer. An answer of several JSON objects is the

@@ -20,6 +20,12 @@ use crate::{cgroup, disk, egress, folders, net, proxy, resolver};
 
 const CONTAINERD_START: Duration = Duration::from_secs(30);
 
+/// Identifiers of a runtime's containers, sandboxes among them.
+pub(crate) struct Containers {
+    pub(crate) of_pod: Vec<String>,
+    pub(crate) all: Vec<String>,
+}
+
 /// A running host. Dropping it removes everything; tests should end with [`Host::assert_clean`], which
 /// also checks that nothing is left.
 #[derive(Debug)]
@@ -287,9 +293,7 @@ impl Host {
     pub fn start_containerd(&mut self) -> Result<()> {
         let mut command = self.command("containerd");
         command.arg("--config").arg(&self.layout.config);
-        if self.egress {
-            proxy::pass(&mut command);
-        }
+        self.pass_proxy(&mut command);
         // The socket of a killed one would look alive until it is replaced.
         let _ = fs::remove_file(&self.layout.socket);
         let mut daemon = self.spawn("containerd", command)?;
@@ -324,15 +328,28 @@ impl Host {
     /// When containerd does not answer.
     pub fn pod_leftovers(&self, uid: &str) -> Result<Vec<String>> {
         let filter = format!("labels.\"io.kubernetes.pod.uid\"=={uid}");
-        let containers = self.ctr(["containers", "ls", "-q", &filter])?;
-        let mut found: Vec<String> =
-            containers.lines().map(|id| format!("container {id}")).collect();
+        let ids = |listed: String| listed.lines().map(str::to_owned).collect();
+        let of_pod = ids(self.ctr(["containers", "ls", "-q", &filter])?);
+        let all = ids(self.ctr(["containers", "ls", "-q"])?);
+        Ok(self.leftovers_beside(uid, &Containers { of_pod, all }))
+    }
+
+    /// The same, where the runtime has these containers.
+    pub(crate) fn leftovers_beside(&self, uid: &str, containers: &Containers) -> Vec<String> {
+        let of_pod = containers.of_pod.iter().map(|id| format!("container {id}"));
+        let mut found: Vec<String> = of_pod.collect();
         found.extend(leftovers::of_pod(self.names(), uid));
-        let all = self.ctr(["containers", "ls", "-q"])?;
         let reserved = containerd::reservations(self.names(), &self.layout);
-        let orphans = reserved.into_iter().filter(|(_, owner)| !all.lines().any(|id| id == owner));
+        let orphans = reserved.into_iter().filter(|(_, owner)| !containers.all.contains(owner));
         found.extend(orphans.map(|(address, _)| format!("address {address}")));
-        Ok(found)
+        found
+    }
+
+    /// Lets a daemon that pulls images do so through the proxy of the environment, where there is a way out.
+    pub(crate) fn pass_proxy(&self, command: &mut Command) {
+        if self.egress {
+            proxy::pass(command);
+        }
     }
 
     /// Ends every process and removes everything: containers, shims, mounts, cgroups, namespaces,

@@ -11,8 +11,7 @@ use bollard::query_parameters::{CreateImageOptionsBuilder, ListContainersOptions
 use futures::TryStreamExt;
 use longshore_cri::v1::{
     LinuxPodSandboxStatus, Namespace, NamespaceMode, NamespaceOption, PodIp, PodSandbox,
-    PodSandboxConfig, PodSandboxFilter, PodSandboxMetadata, PodSandboxNetworkStatus,
-    PodSandboxState, PodSandboxStatus,
+    PodSandboxConfig, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus,
 };
 
 use crate::checkpoint::Checkpoint;
@@ -53,7 +52,7 @@ impl DockerRuntime {
         match self.set_up_sandbox(&id, config).await {
             Ok(()) => Ok(id),
             Err(error) => {
-                self.undo_sandbox(&id, metadata).await;
+                self.undo_sandbox(&id).await;
                 Err(error)
             }
         }
@@ -84,17 +83,17 @@ impl DockerRuntime {
         self.network.attach(id, netns, config).await
     }
 
-    /// Takes down what a failed set-up left. Failures are logged: the kubelet finds a sandbox that remains by
-    /// its labels.
-    async fn undo_sandbox(&self, id: &str, metadata: &PodSandboxMetadata) {
+    /// Takes down what a failed set-up left. One that cannot be detached keeps its checkpoint, by which it is
+    /// listed: the kubelet stops it, and that detaches it.
+    async fn undo_sandbox(&self, id: &str) {
         let container = self.inspect(id, Kind::Sandbox).await.ok();
-        let netns = container.as_ref().and_then(network::namespace);
-        let steps = [
-            self.network.detach(id, netns, Some(metadata)).await,
-            self.remove(id).await,
-            self.checkpoints.remove(id).await,
-        ];
-        for error in steps.into_iter().filter_map(Result::err) {
+        let detached = self.detach(id, container.as_ref()).await;
+        let removed = self.remove(id).await;
+        let forgotten = match detached {
+            Ok(()) => self.checkpoints.remove(id).await,
+            Err(error) => Err(error),
+        };
+        for error in [removed, forgotten].into_iter().filter_map(Result::err) {
             tracing::warn!("sandbox {id} was not set up, and not all of it is undone: {error}");
         }
         self.network.forget(id);
@@ -140,11 +139,13 @@ impl DockerRuntime {
             }
         }
         let detached = self.detach(id, container.as_ref()).await;
-        let stopped = match container {
-            Some(_) => self.stop(id, GRACE).await,
-            None => self.checkpoints.remove(id).await,
-        };
-        detached.and(stopped)
+        if container.is_some() {
+            let stopped = self.stop(id, GRACE).await;
+            return detached.and(stopped);
+        }
+        // Until it is detached the checkpoint is all that says that there is something to detach.
+        detached?;
+        self.checkpoints.remove(id).await
     }
 
     /// Takes a sandbox off its network. One of which nothing is known has none.

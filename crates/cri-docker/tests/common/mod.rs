@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use longshore_cri::v1::*;
-use longshore_cri_docker::Settings;
+use longshore_cri_docker::{Listen, Settings};
 use longshore_testkit::{BUSYBOX, Docker, DockerOptions, Host, Image, PAUSE};
 use nix::sched::{CloneFlags, setns};
 use tokio_util::sync::CancellationToken;
@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use runtime_service_client::RuntimeServiceClient;
 
 /// How long anything may take.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A host with an engine.
 pub(crate) struct Bed {
@@ -61,12 +61,13 @@ impl Bed {
             docker_endpoint: format!("unix://{}", self.docker.socket().display()),
             root_dir: self.host.dir().join("cri"),
             sandbox_image: PAUSE.to_owned(),
-            cni_bin_dirs: vec![bin.into()],
+            cni_bin_dirs: vec![bin.into(), self.plugins()],
             cni_conf_dir: conf.into(),
             cni_cache_dir: self.host.dir().join("cni"),
+            streaming_address: (self.host.node_ip(), 0).into(),
             ..Settings::default()
         };
-        let (netns, listen) = (File::open(self.host.netns())?, socket(&self.host));
+        let (netns, listen) = (File::open(self.host.netns())?, Listen::Path(socket(&self.host)));
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -193,6 +194,17 @@ impl Bed {
         ensure!(status == 200, "{status} {answer}");
         let all = answer.as_array().context("no list")?;
         Ok(all.iter().filter_map(|one| Some(one["Id"].as_str()?.to_owned())).collect())
+    }
+
+    /// A folder of plugins that a test brings.
+    pub(crate) fn plugins(&self) -> PathBuf {
+        self.host.dir().join("plugins")
+    }
+
+    /// All sandboxes.
+    pub(crate) async fn sandboxes(&mut self) -> Result<Vec<PodSandbox>> {
+        let listed = self.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await?;
+        Ok(listed.into_inner().items)
     }
 
     /// Files that CNI and the service keep of sandboxes.

@@ -297,6 +297,15 @@ async fn sessions_end_with_their_client_when_idle_and_with_the_server() {
 }
 
 #[tokio::test]
+async fn sessions_without_idle_timeout_go_on() {
+    let idle_timeout = Duration::ZERO;
+    let running = Running::start_with(Options { idle_timeout, ..Options::default() }).await;
+    let received = spdy_exec(&running, V4, &["cat"], IN_OUT).await;
+    assert_eq!(received.data["stdout"], "in", "{received:?}");
+    running.end().await;
+}
+
+#[tokio::test]
 async fn a_client_has_to_open_its_streams_in_time() {
     let creation_timeout = Duration::from_millis(100);
     let running = Running::start_with(Options { creation_timeout, ..Options::default() }).await;

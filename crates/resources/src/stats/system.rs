@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use longshore_config::Config;
+use longshore_config::{Config, DOCKER_SCHEME};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use super::cgroup::{Cgroup, Hierarchies, Reader};
@@ -23,7 +23,8 @@ impl SystemNames {
     /// From the config.
     pub fn new(config: &Config) -> Self {
         let kubelet = &config.kubelet;
-        let socket = kubelet.container_runtime_endpoint.strip_prefix("unix://");
+        let endpoint = &kubelet.container_runtime_endpoint;
+        let socket = ["unix://", DOCKER_SCHEME].iter().find_map(|s| endpoint.strip_prefix(s));
         Self {
             kubelet: kubelet.kubelet_cgroups.clone(),
             runtime: config.runtime_cgroups.clone(),
