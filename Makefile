@@ -10,7 +10,7 @@ export CARGO_INCREMENTAL ?= 0
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help install uninstall run test test-unit fuzz linearizability vm-test e2e-node vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
+.PHONY: help install uninstall deb tarball docs run test test-unit fuzz linearizability vm-test e2e-node vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -34,6 +34,22 @@ install: ## build and install programs, units of systemd, man pages and completi
 
 uninstall: ## remove what make install has installed; clusters and their data stay (longshore reset removes them)
 	@scripts/install.sh uninstall "$(built)" "$(DESTDIR)" "$(PREFIX)"
+
+# Where packages and the book go.
+OUT ?= $(CACHE)/packages
+deb: ## build packages for Debian, and check them with lintian; OUT=directory, INSTALL_PROFILE=release
+	@scripts/install-deps.sh deb
+	cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+	@packages=$$(scripts/package.sh deb "$(built)" "$(OUT)") && echo "$$packages" && \
+	echo "$$packages" | xargs -d '\n' lintian --allow-root --fail-on=error,warning
+
+tarball: ## pack programs, units and an installer for machines without dpkg; OUT=directory, INSTALL_PROFILE=release
+	cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+	@scripts/package.sh tarball "$(built)" "$(OUT)"
+
+docs: ## make a book of docs/ with mdbook, which is installed when it is missing; OUT=directory
+	@command -v mdbook >/dev/null || cargo install --locked mdbook --version '^0.5'
+	mdbook build docs --dest-dir "$(abspath $(OUT))/book"
 
 # One test more than there are CPUs: those on hosts wait for containers half of their time.
 # With other programs than those of the PATH: CONTAINERD=FILE, with ctr and the shim beside it; KUBECTL=FILE.

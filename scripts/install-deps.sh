@@ -2,15 +2,17 @@
 # Installs what building and running Longshore needs from Debian's packages, and only what is
 # missing. Nothing that a package brings along is started or enabled.
 #
-#   install-deps.sh [run|docker|test|vm]     docker adds the Docker Engine, test what only the tests need, vm what
-#                                            those in the virtual machine need
+#   install-deps.sh [run|docker|test|vm|deb]     docker adds the Docker Engine, test what only the tests need, vm
+#                                                what those in the virtual machine need; deb is what packages are
+#                                                made with
 set -eu
 
 mode=${1:-run}
 run_packages="gcc libc6-dev pkg-config ca-certificates
     containerd runc containernetworking-plugins iptables conntrack busybox-static
     iproute2 util-linux protobuf-compiler libprotobuf-dev"
-test_packages="etcd-server docker-registry docker.io curl nftables openssl e2fsprogs"
+test_packages="etcd-server docker-registry docker.io curl nftables openssl e2fsprogs debhelper lintian"
+deb_packages="gcc libc6-dev pkg-config protobuf-compiler libprotobuf-dev debhelper lintian"
 vm_packages="qemu-system-x86 debootstrap e2fsprogs binutils"
 
 case $mode in
@@ -18,8 +20,9 @@ run) packages=$run_packages ;;
 docker) packages="$run_packages docker.io" ;;
 test) packages="$run_packages $test_packages" ;;
 vm) packages="$run_packages $vm_packages" ;;
+deb) packages=$deb_packages ;;
 *)
-    echo "usage: $0 [run|docker|test|vm]" >&2
+    echo "usage: $0 [run|docker|test|vm|deb]" >&2
     exit 2
     ;;
 esac

@@ -148,7 +148,7 @@ pub struct Config {
 /// The program of the commands that are about a machine and its cluster, beside this one.
 pub const HOST_PROGRAM: &str = "longshore-host";
 /// Those commands.
-const HOST_COMMANDS: [&str; 6] = ["up", "join", "token", "down", "reset", "check"];
+const HOST_COMMANDS: [&str; 8] = ["up", "join", "token", "down", "reset", "check", "status", "top"];
 
 const USAGE: &str = "\
 Longshore, a Kubernetes node.
@@ -165,6 +165,8 @@ Usage:
   longshore down              stop what up or join has started
   longshore reset             remove everything of the cluster from this machine
   longshore check             check whether this machine can be a node
+  longshore status            show what runs on this node
+  longshore top               the same on the whole terminal, each second anew
   longshore --version
 ";
 

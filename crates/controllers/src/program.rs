@@ -26,9 +26,10 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::args::{FlagError, Flags};
+use crate::args::Flags;
 use crate::context::MANAGER;
 use crate::delegated::DelegatedOptions;
+use crate::flag_checks::FlagError;
 use crate::serving::{Endpoints, Health, PortOptions, Reviewers, Serving, ServingError};
 use crate::{Context, Controller, Metrics};
 

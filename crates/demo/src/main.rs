@@ -1,16 +1,14 @@
 //! `make run`: Longshore on this machine, in a network namespace with a containerd or a Docker Engine of its own,
 //! with a demo application and a live view. Takes down everything when it ends.
 //!
-//! Flow: `stack` brings up → `check` starts the application → `inspect` reads node, pods and processes →
-//! `view` makes lines of it → `screen` shows them.
+//! Flow: `stack` brings up → `check` starts the application → `screen` shows node, pods and processes, by the crate
+//! `node-view`.
 
 #![allow(clippy::arithmetic_side_effects, reason = "a tool of tests, on numbers of its own")]
 mod check;
-mod inspect;
 mod progress;
 mod screen;
 mod stack;
-mod view;
 
 use std::process::ExitCode;
 

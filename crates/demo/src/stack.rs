@@ -12,6 +12,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use longshore_node_view::Process;
 use longshore_testkit::{
     Apiserver, Controllers, Dns, Docker, DockerOptions, Host, Image, Node,
     kube_proxy_configuration, log_tails, sweep_abandoned, wait_until,
@@ -50,13 +51,6 @@ pub(crate) struct Stack {
     docker: Option<Docker>,
     host: Option<Host>,
     runtime: Runtime,
-}
-
-/// A process to be looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Daemon {
-    pub(crate) name: &'static str,
-    pub(crate) pid: u32,
 }
 
 impl Stack {
@@ -172,7 +166,7 @@ impl Stack {
     }
 
     /// The daemons; errs as soon as one of them has ended.
-    pub(crate) fn daemons(&mut self) -> Result<Vec<Daemon>> {
+    pub(crate) fn daemons(&mut self) -> Result<Vec<Process>> {
         let node = self.node.as_mut().map(|node| ("longshore", node.daemon()));
         let apiserver = self.apiserver.as_mut().map(|server| ("apiserver", server.daemon()));
         let runtime = match self.runtime {
@@ -190,7 +184,7 @@ impl Stack {
         let all = [node, apiserver, controllers, dns, runtime];
         let running = all.into_iter().flatten().map(|(name, daemon)| {
             daemon.check_running()?;
-            Ok(Daemon { name, pid: daemon.pid() })
+            Ok(Process { name: name.to_owned(), pid: daemon.pid() })
         });
         running.collect()
     }

@@ -1,4 +1,4 @@
-//! The command line of `longshore up`, `join`, `token`, `down`, `reset` and `check`.
+//! The command line of `longshore up`, `join`, `token`, `down`, `reset`, `check`, `status` and `top`.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -41,6 +41,10 @@ pub enum Command {
     Reset(ResetArgs),
     /// Check whether this machine can be a node
     Check(CheckArgs),
+    /// Show what runs on this node: pods, what they use, pressure, events
+    Status(StatusArgs),
+    /// Show the same on the whole terminal, each second anew; logs of pods too
+    Top(ViewArgs),
     /// Keep the network configuration of this node and its routes to others
     #[command(hide = true)]
     Network(NetworkArgs),
@@ -227,6 +231,34 @@ pub struct CheckArgs {
     pub kubeconfig: Option<PathBuf>,
 }
 
+/// Where status and top look.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct ViewArgs {
+    /// The name of the node [default: that of the cluster on this machine, or the name of the machine]
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// With which the apiserver is asked [default: that of an administrator or of the node, whichever is there]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The socket of the container runtime [default: that of the cluster, of containerd or CRI-O]
+    #[arg(long, value_name = "URL")]
+    pub container_runtime_endpoint: Option<String>,
+    /// The node's health port; 0: it is not asked
+    #[arg(long, value_name = "PORT", default_value_t = 10248)]
+    pub healthz_port: u16,
+}
+
+/// Flags of status.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct StatusArgs {
+    /// The form of the answer
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+    /// Where it looks.
+    #[command(flatten)]
+    pub view: ViewArgs,
+}
+
 /// Flags of the network's keeper.
 #[derive(Debug, Clone, Args)]
 pub struct NetworkArgs {
@@ -326,6 +358,9 @@ mod tests {
             "longshore token create --ttl=soon",
             "longshore reset --yes --dry-run",
             "longshore check -o yaml",
+            "longshore status -o yaml",
+            "longshore top -o json",
+            "longshore top --healthz-port=70000",
         ] {
             assert!(Cli::try_parse_from(line.split_whitespace()).is_err(), "{line}");
         }

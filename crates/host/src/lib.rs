@@ -1,4 +1,5 @@
-//! A machine as part of a cluster: `longshore up`, `join`, `token`, `down`, `reset` and `check`.
+//! A machine as part of a cluster: `longshore up`, `join`, `token`, `down`, `reset`, `check`,
+//! `status` and `top`.
 //!
 //! The commands are a program of their own, `longshore-host`, which `longshore` starts in its place: so
 //! the node has none of their code. They start the other programs and write their files; nothing of a
@@ -7,7 +8,7 @@
 //! Flow of `up`: [`args`] → [`settings`] (what is kept of them) → [`setup`] writes files → [`services`]
 //! (command lines) → [`supervisor`] or [`units`] starts them → [`objects`] of the cluster. `join` is the
 //! same with [`discovery`] before it. [`reset`] and [`check`] gather facts, decide in pure functions, and
-//! act or print.
+//! act or print. [`status`] shows what runs, by the crate `node-view`.
 //!
 //! Current limitations: one control plane a cluster; IPv4 alone. Certificates of the control plane last a
 //! year, and are renewed when it starts, those of kubeconfigs by `up`.
@@ -28,6 +29,7 @@ pub mod services;
 pub mod settings;
 pub mod setup;
 pub mod start;
+pub mod status;
 pub mod supervisor;
 pub mod tokens;
 pub mod units;

@@ -1,4 +1,4 @@
-//! The program behind `longshore up`, `join`, `token`, `down`, `reset` and `check`.
+//! The program behind `longshore up`, `join`, `token`, `down`, `reset`, `check`, `status` and `top`.
 
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use longshore_base::{logging, output, panics};
 use longshore_host::args::{ChildArgs, Cli, Command, Output, TokenCommand};
-use longshore_host::{Error, Paths, Result, check, down, network, reset, start, tokens};
+use longshore_host::{Error, Paths, Result, check, down, network, reset, start, status, tokens};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -34,7 +34,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         )));
     }
     let is_privileged = nix::unistd::geteuid().is_root();
-    if !is_privileged && !matches!(command, Command::Token(_) | Command::Check(_)) {
+    let only_looks = matches!(command, Command::Check(_) | Command::Status(_) | Command::Top(_));
+    if !is_privileged && !only_looks && !matches!(command, Command::Token(_)) {
         return Err(Error::Refused("this must be run as root".to_owned()));
     }
     let verbosity = if matches!(command, Command::Network(_)) { 2 } else { 0 };
@@ -65,6 +66,8 @@ async fn dispatch(command: Command, paths: &Paths) -> Result<ExitCode> {
             print(&text)?;
             return Ok(if report.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
+        Command::Status(args) => print(&status::status(paths, &args).await?)?,
+        Command::Top(args) => status::top(paths, &args, &stop_on_signals()?).await?,
         Command::Network(args) => network::run(&args, &stop_on_signals()?).await?,
         // Handled before there were threads.
         Command::Child(_) => {}

@@ -92,6 +92,7 @@ mod tests {
             ("man8/longshore.8", "join"),
             ("man8/longshore-up.8", "pod\\-network\\-cidr"),
             ("man8/longshore-token-create.8", "ttl"),
+            ("man8/longshore-status.8", "healthz\\-port"),
             ("man8/longshore-apiserver.8", "etcd\\-servers"),
             ("man8/longshore-controllers.8", "cluster\\-cidr"),
             ("man8/longshore-dns.8", "cluster\\-domain"),
