@@ -86,7 +86,7 @@ pub(super) fn tracing_settings(config: &Config) -> Option<longshore_telemetry::S
             .unwrap_or_else(|| longshore_telemetry::Settings::DEFAULT_ENDPOINT.to_owned()),
         rate_per_million: u32::try_from(rate).unwrap_or_default(),
         service: "kubelet",
-        host: config.node_name.clone(),
+        attributes: vec![("host.name", config.node_name.clone())],
     })
 }
 

@@ -54,6 +54,7 @@ pub mod table;
 mod tasks;
 mod text;
 mod tokens;
+mod tracing_config;
 mod user;
 mod webhook_client;
 
@@ -69,6 +70,7 @@ use longshore_serving::tls::{
 };
 use longshore_serving::{FrontProxyHeaders, Options, serve};
 use longshore_store::Store;
+use longshore_telemetry::{Exporter, Tracer};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -88,6 +90,7 @@ pub use auth::{
 pub use authz::{AuthorizationConfig, Mode};
 pub use cidr::{Cidr, CidrError, ServiceRanges};
 pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
+pub use http_client::proxy::use_environment as use_proxies_of_environment;
 pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use longshore_gates::FeatureGates;
 pub use registry::StorageMediaType;
@@ -96,6 +99,7 @@ pub use runtime_config::RuntimeConfig;
 pub use snapshots::SnapshotSocket;
 pub use tasks::endpoints::EndpointReconciler;
 pub use tokens::TokenConfig;
+pub use tracing_config::TracingConfig;
 
 use crate::admission::chain::Chain;
 use crate::admission::event_rate_limit::EventLimits;
@@ -183,6 +187,8 @@ pub struct Config {
     pub encryption: Option<Arc<Encryption>>,
     /// Pages about the server itself.
     pub pages: PagesConfig,
+    /// Where spans of requests are sent; `None`: there are none.
+    pub tracing: Option<TracingConfig>,
 }
 
 /// How clients may connect, in the words of upstream's flags. Empty: all that is secure.
@@ -254,6 +260,9 @@ pub enum Error {
     /// The audit could not be set up.
     #[error(transparent)]
     Audit(#[from] AuditError),
+    /// Spans cannot be sent.
+    #[error(transparent)]
+    Tracing(#[from] longshore_telemetry::Error),
 }
 
 /// Idle connections stay longer than the 90 s after which clients give them up themselves, so that none
@@ -281,6 +290,7 @@ pub struct Server {
     endpoint_reconciler: EndpointReconciler,
     compaction_interval: Duration,
     snapshots: Option<SnapshotSocket>,
+    spans: Option<Exporter>,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
 }
@@ -294,6 +304,13 @@ impl Server {
         let advertised = SocketAddr::new(config.advertise, address.port());
 
         let audit = Audit::start(&config.audit)?;
+        let (tracer, spans) = match &config.tracing {
+            Some(tracing) => {
+                let (tracer, spans) = Tracer::new(&tracing.settings(tasks::identity::name()))?;
+                (tracer, Some(spans))
+            }
+            None => (Tracer::default(), None),
+        };
         let pki = Pki::open(&config.cert_dir)?;
         let serving = match &config.serving {
             Some(identity) => identity.clone(),
@@ -402,6 +419,7 @@ impl Server {
             config.encryption.clone(),
             config.pages,
             kubelet,
+            tracer,
             config.gates,
             config.requests,
             flow_control.clone(),
@@ -423,6 +441,7 @@ impl Server {
             endpoint_reconciler: config.endpoint_reconciler,
             compaction_interval: config.compaction_interval,
             snapshots: config.snapshots,
+            spans,
             admin_kubeconfig,
             stop,
         })
@@ -465,6 +484,11 @@ impl Server {
             async {
                 if let Some(snapshots) = &self.snapshots {
                     snapshots.run(parts.clone()).await;
+                }
+            },
+            async {
+                if let Some(spans) = self.spans {
+                    spans.run_until(parts.cancelled()).await;
                 }
             },
             tasks::apiservices::run(&self.api, parts.clone()),

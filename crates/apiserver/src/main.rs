@@ -51,6 +51,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     logging::start(&args.logging()?);
     let mut terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
+    longshore_apiserver::use_proxies_of_environment().map_err(anyhow::Error::msg)?;
     let server = Server::start(args.config().await?).await?;
     tracing::info!(
         address = %server.address(),

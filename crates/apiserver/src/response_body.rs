@@ -15,6 +15,7 @@ use hyper::body::{Frame, SizeHint};
 use longshore_base::budget::Share;
 use longshore_base::connections::Unadmitted;
 use longshore_serving::{BoxError, Monitored};
+use longshore_telemetry::Span;
 use parking_lot::Mutex;
 
 use crate::audit;
@@ -88,6 +89,8 @@ pub(crate) struct Body {
     _request: Option<RequestGuard>,
     /// Ends when the response is sent.
     _audit: Option<Arc<audit::Record>>,
+    /// Ends when the response is sent.
+    _span: Option<Box<Span>>,
     /// Counts the request when a stream ends.
     record: Option<Record>,
 }
@@ -150,6 +153,11 @@ impl Body {
         self._audit = Some(audit);
     }
 
+    /// Keeps the span of its request until it is sent.
+    pub(crate) fn trace(&mut self, span: Span) {
+        self._span = Some(Box::new(span));
+    }
+
     /// Its request is counted now, or when it ends if it is a stream.
     pub(crate) fn count(&mut self, mut record: Record) {
         match &self.content {
@@ -166,7 +174,7 @@ impl Body {
 
 impl From<Content> for Body {
     fn from(content: Content) -> Body {
-        Body { content, memory: None, _request: None, _audit: None, record: None }
+        Body { content, memory: None, _request: None, _audit: None, _span: None, record: None }
     }
 }
 

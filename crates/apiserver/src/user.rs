@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 /// The group of callers that may do everything.
 pub(crate) const MASTERS: &str = "system:masters";
+/// The group of those who watch over the control plane.
+pub(crate) const MONITORING: &str = "system:monitoring";
 /// The group of nodes.
 pub(crate) const NODES: &str = "system:nodes";
 /// The user under which this apiserver calls a node's port 10250.

@@ -32,8 +32,6 @@ const ACCEPTED_HERE: &[(&str, &str)] = &[
     ("HorizontalPodAutoscaler", "spec.behavior"),
     // any name will do
     ("HorizontalPodAutoscaler", "spec.metrics.containerResource.name"),
-    // where podCIDR is another than the first of podCIDRs, the list counts
-    ("Node", "spec.podCIDRs"),
     // a toleration may stand there twice
     ("RuntimeClass", "scheduling.tolerations"),
 ];
@@ -96,7 +94,6 @@ fn remove(object: &mut Value, place: &str) {
     }
 }
 
-/// What may stand where a value is.
 /// What is off by default, and its feature gates.
 const OPTIONAL: &str = "certificates.k8s.io/v1beta1/podcertificaterequests=true";
 const OPTIONAL_GATES: &str = "PodCertificateRequest=true";
@@ -116,6 +113,7 @@ fn pod_certificate_request() -> Value {
     })
 }
 
+/// What may stand where a value is.
 fn others(value: &Value) -> Vec<Value> {
     let mut others = match value {
         Value::Bool(given) => vec![json!(!given), json!("x")],

@@ -20,6 +20,7 @@ pub mod logging;
 pub mod memory;
 pub mod output;
 pub mod panics;
+pub mod proxies;
 pub mod rate;
 pub mod retry;
 pub mod systemd;

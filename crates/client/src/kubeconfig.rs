@@ -19,8 +19,10 @@ use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use hyper::Uri;
 use kube::Config;
 use kube::config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig};
+use longshore_base::proxies::ProxyEnvironment;
 use longshore_exec_credentials::{ClusterInfo, Credential, ExecConfig, ExecPlugin};
 
 use super::connection_pool::ConnectionPool;
@@ -72,7 +74,10 @@ pub(super) async fn endpoints(
     if let Some(credential) = &issued {
         show_issued(&mut kubeconfig, credential).map_err(invalid)?;
     }
-    let servers = servers(&current_cluster(&kubeconfig).map_err(invalid)?).map_err(invalid)?;
+    let cluster = current_cluster(&kubeconfig).map_err(invalid)?;
+    let servers = servers(&cluster).map_err(invalid)?;
+    let given_proxy = cluster.proxy_url.unwrap_or_default();
+    let environment = ProxyEnvironment::of_process();
     let several = servers.len() > 1;
     let base = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
@@ -82,6 +87,8 @@ pub(super) async fn endpoints(
         let mut config = base.clone();
         config.cluster_url =
             url.parse().map_err(|error| invalid(format!("server {url:?}: {error}")))?;
+        config.proxy_url =
+            proxy(&given_proxy, &environment, &config.cluster_url).map_err(invalid)?;
         let host = config.cluster_url.authority().map_or("", |authority| authority.as_str());
         let host = host.to_owned();
         let connect = if several { CONNECT_TIMEOUT.min(limits.timeout) } else { limits.timeout };
@@ -99,6 +106,22 @@ pub(super) async fn endpoints(
         endpoints.push(Endpoint { url, host, connections });
     }
     Ok((endpoints, issued))
+}
+
+/// The proxy on the way to a server: the kubeconfig's, or else the environment's. Kube would compare
+/// `NO_PROXY` with the name of the proxy.
+fn proxy(given: &str, environment: &ProxyEnvironment, server: &Uri) -> Result<Option<Uri>, String> {
+    let is_tls = server.scheme_str() != Some("http");
+    let port = server.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+    let url = match given {
+        "" if !environment.applies_to(server.host().unwrap_or_default(), port) => None,
+        "" if is_tls => environment.https(),
+        "" => environment.http(),
+        given => Some(given),
+    };
+    // a user in it may have a password, which no message quotes
+    url.map(|url| url.parse().map_err(|_| "the URL of the proxy is not valid".to_owned()))
+        .transpose()
 }
 
 /// The plugin of the current user, which has nothing else to show. It is taken out of the kubeconfig, as
@@ -256,4 +279,36 @@ pub(super) fn modification_times(config_source: &ConfigSource) -> ModificationTi
 pub(super) fn changes(files: impl IntoIterator<Item = PathBuf>) -> ModificationTimes {
     let changed = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
     files.into_iter().map(|path| (path.clone(), changed(&path))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubeconfig_proxies_are_chosen_by_the_server() {
+        let environment = ProxyEnvironment::of(|name| {
+            let value = match name {
+                "HTTPS_PROXY" => "https://secure.example:3129",
+                "HTTP_PROXY" => "plain.example:3128",
+                "NO_PROXY" => "10.0.0.0/8,.internal",
+                _ => return None,
+            };
+            Some(value.to_owned())
+        });
+        for (given, server, expected) in [
+            ("", "https://192.0.2.1:6443", Some("https://secure.example:3129")),
+            ("", "http://192.0.2.1:8080", Some("http://plain.example:3128")),
+            ("", "https://10.1.2.3:6443", None),
+            ("", "https://api.internal:6443", None),
+            ("", "https://127.0.0.1:6443", None),
+            ("socks5://own:1080", "https://10.1.2.3:6443", Some("socks5://own:1080")),
+        ] {
+            let found = proxy(given, &environment, &server.parse().unwrap()).unwrap();
+            assert_eq!(found, expected.map(|url| url.parse().unwrap()), "{server}");
+        }
+        let server = "https://192.0.2.1".parse().unwrap();
+        let error = proxy("http://u:s3cret@a b", &environment, &server).unwrap_err();
+        assert!(!error.contains("s3cret"), "{error}");
+    }
 }

@@ -3,8 +3,6 @@
 //! certificates and of the kubeconfig.
 //!
 //! Everything that talks to the apiserver uses a client made here.
-//!
-//! Current limitations: `NO_PROXY` is matched as kube does, by the proxy and not by the server.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 

@@ -320,7 +320,7 @@ async fn calls_have_spans_whose_context_the_runtime_is_sent() {
         endpoint: format!("unix://{}", dir.path().join("none.sock").display()),
         rate_per_million: 1_000_000,
         service: "kubelet",
-        host: "n".to_owned(),
+        attributes: Vec::new(),
     };
     let (tracer, _exporter) = longshore_telemetry::Tracer::new(&settings).unwrap();
     let fake = Fake::start(Serve::Both).await;

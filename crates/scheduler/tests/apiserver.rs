@@ -61,6 +61,7 @@ impl Cluster {
             audit: longshore_apiserver::AuditConfig::default(),
             encryption: None,
             pages: longshore_apiserver::PagesConfig::default(),
+            tracing: None,
         })
         .await
         .unwrap();

@@ -2,8 +2,23 @@
 
 use std::fmt::Write;
 
+use tokio::sync::mpsc;
+
+use crate::otlp;
+
 tokio::task_local! {
-    static CURRENT: SpanContext;
+    static CURRENT: Scope;
+}
+
+/// A span that has ended.
+pub(crate) type Finished = Box<otlp::Span>;
+
+/// The span that a task is within.
+#[derive(Clone, Debug)]
+pub(crate) struct Scope {
+    pub(crate) context: SpanContext,
+    /// Where spans within it go when they end; `None`: only a tracer makes some.
+    pub(crate) finished: Option<mpsc::Sender<Finished>>,
 }
 
 /// The identity of a span.
@@ -20,14 +35,22 @@ pub struct SpanContext {
 /// The context of the task, if there is one.
 #[must_use]
 pub fn current() -> Option<SpanContext> {
-    CURRENT.try_with(|context| *context).ok()
+    scope().map(|scope| scope.context)
+}
+
+pub(crate) fn scope() -> Option<Scope> {
+    CURRENT.try_with(Scope::clone).ok()
 }
 
 /// Runs a future with that context; without one, as it is.
 pub async fn within<T>(context: Option<SpanContext>, future: impl Future<Output = T>) -> T {
-    match context {
+    enter(context.map(|context| Scope { context, finished: None }), future).await
+}
+
+pub(crate) async fn enter<T>(scope: Option<Scope>, future: impl Future<Output = T>) -> T {
+    match scope {
         None => future.await,
-        Some(context) => Box::pin(CURRENT.scope(context, future)).await,
+        Some(scope) => Box::pin(CURRENT.scope(scope, future)).await,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::FutureExt;
 use longshore_base::time;
 use longshore_grpc::{Failure, InvalidEndpoint, await_response, request};
 use tokio::sync::mpsc;
@@ -14,11 +15,11 @@ use tonic_prost::ProstCodec;
 use tracing::{info, warn};
 
 use crate::Settings;
+use crate::context::Finished;
 use crate::otlp::{
     ExportTraceServiceRequest, ExportTraceServiceResponse, KeyValue, Resource, ResourceSpans,
     Scope, ScopeSpans,
 };
-use crate::span::Finished;
 
 /// How long a span waits for others.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -26,7 +27,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 const BATCH: usize = 512;
 /// How long a collector may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
-const METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+pub(crate) const METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 /// Why traces cannot be exported.
 #[derive(Debug, thiserror::Error)]
@@ -51,19 +52,32 @@ pub struct Exporter {
 
 impl Exporter {
     pub(crate) fn new(settings: &Settings, spans: mpsc::Receiver<Finished>) -> Result<Self, Error> {
-        let attributes = vec![
-            KeyValue::text("service.name", settings.service.to_owned()),
-            KeyValue::text("host.name", settings.host.clone()),
-        ];
+        let service = KeyValue::text("service.name", settings.service.to_owned());
+        let others =
+            settings.attributes.iter().map(|(key, value)| KeyValue::text(key, value.clone()));
+        let attributes = std::iter::once(service).chain(others).collect();
         let channel = channel(&settings.endpoint)?;
         Ok(Self { channel, resource: Resource { attributes }, spans, failing: false })
     }
 
     /// Exports spans until there is no tracer. What a collector does not take is lost.
-    pub async fn run(mut self) {
+    pub async fn run(self) {
+        self.run_until(std::future::pending()).await;
+    }
+
+    /// The same, but after `stop` exports what has ended, and returns.
+    pub async fn run_until(mut self, stop: impl Future<Output = ()>) {
+        let mut stop = std::pin::pin!(stop.fuse());
         let mut batch = Vec::new();
         loop {
-            let Some(first) = self.spans.recv().await else { return };
+            let first = tokio::select! {
+                first = self.spans.recv() => first,
+                () = &mut stop => {
+                    self.spans.close();
+                    continue;
+                }
+            };
+            let Some(first) = first else { return };
             batch.push(*first);
             let due = time::after(PERIOD);
             let mut open = true;
@@ -77,6 +91,7 @@ impl Exporter {
                         }
                     },
                     () = sleep_until(due) => break,
+                    () = &mut stop => self.spans.close(),
                 }
             }
             self.export(std::mem::take(&mut batch)).await;

@@ -15,16 +15,19 @@ mod context;
 mod export;
 mod otlp;
 mod span;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use context::{Scope, scope};
 pub use context::{SpanContext, current, within};
 pub use export::{Error, Exporter};
 pub use span::{Kind, Span};
 
-use span::Finished;
+use context::Finished;
 
 /// The header and the key of gRPC's metadata with the context of a span.
 pub const TRACEPARENT: &str = "traceparent";
@@ -44,8 +47,8 @@ pub struct Settings {
     pub rate_per_million: u32,
     /// The program, such as `kubelet`.
     pub service: &'static str,
-    /// The host's name.
-    pub host: String,
+    /// What is said of the program besides, such as `host.name`.
+    pub attributes: Vec<(&'static str, String)>,
 }
 
 impl Settings {
@@ -103,6 +106,12 @@ impl Tracer {
         span
     }
 
+    /// The span of a request of a client that is trusted: within its span, and sampled as that is.
+    #[must_use]
+    pub fn continued(&self, name: &str, client: Option<&str>) -> Span {
+        self.begin(name, Kind::Server, client.and_then(SpanContext::parse))
+    }
+
     fn begin(&self, name: &str, kind: Kind, parent: Option<SpanContext>) -> Span {
         let Some(sampling) = &self.0 else { return Span::default() };
         let sampled = |trace: &[u8; 16]| {
@@ -114,5 +123,18 @@ impl Tracer {
             true => Span::recording(name, kind, context, parent, sampling.finished.clone()),
             false => Span::unrecorded(context),
         }
+    }
+}
+
+/// A span within that of the task, which goes where that goes; it is empty where there is none.
+#[must_use]
+pub fn child(name: &str, kind: Kind) -> Span {
+    let Some(Scope { context: parent, finished }) = scope() else { return Span::default() };
+    match (SpanContext::new(Some(parent), |_| false), finished) {
+        (Some(context), Some(finished)) if context.sampled => {
+            Span::recording(name, kind, context, Some(parent), finished)
+        }
+        (Some(context), _) => Span::unrecorded(context),
+        (None, _) => Span::default(),
     }
 }

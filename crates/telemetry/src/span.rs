@@ -1,10 +1,10 @@
 //! A span: something that begins, ends and may fail.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::mpsc;
 
-use crate::context::SpanContext;
+use crate::context::{Finished, Scope, SpanContext, enter};
 use crate::otlp;
 
 /// The role of a span.
@@ -25,9 +25,6 @@ pub struct Span {
     context: Option<SpanContext>,
     recorded: Option<Box<Recorded>>,
 }
-
-/// A span that has ended.
-pub(crate) type Finished = Box<otlp::Span>;
 
 #[derive(Debug)]
 struct Recorded {
@@ -68,6 +65,21 @@ impl Span {
     #[must_use]
     pub fn context(&self) -> Option<SpanContext> {
         self.context
+    }
+
+    /// Runs a future within this span: spans of it are [`child`](crate::child)ren.
+    pub async fn enter<T>(&self, future: impl Future<Output = T>) -> T {
+        let finished = self.recorded.as_ref().map(|recorded| recorded.finished.clone());
+        enter(self.context.map(|context| Scope { context, finished }), future).await
+    }
+
+    /// It began that much earlier.
+    pub fn began(&mut self, ago: Duration) {
+        if let Some(recorded) = &mut self.recorded {
+            let ago = u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX);
+            let start = &mut recorded.span.start_time_unix_nano;
+            *start = start.saturating_sub(ago);
+        }
     }
 
     /// Whether what is said of it matters.

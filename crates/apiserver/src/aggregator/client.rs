@@ -9,6 +9,7 @@ use hyper::body::{Body, Incoming};
 use hyper::header::{ACCEPT, HOST, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use longshore_telemetry::{Kind, TRACEPARENT, child};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -17,7 +18,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::service::Backend;
-use crate::http_client::tls;
+use crate::http_client::proxy::{self, Proxy, Stream};
+use crate::http_client::{tls, trace_header};
 use crate::pki::Identity;
 use crate::registry::Registry;
 use crate::service_resolver::ServiceResolver;
@@ -61,28 +63,38 @@ impl BackendClient {
         BackendClient { resolver, identity }
     }
 
-    /// A connection to one of its endpoints.
+    /// A connection to one of its endpoints, which is not through a proxy, as upstream.
     pub(crate) async fn connect(
         &self,
         registry: &Registry,
         backend: &Backend,
-    ) -> Result<TlsStream<TcpStream>, Error> {
+    ) -> Result<TlsStream<Box<dyn Stream>>, Error> {
+        self.open(registry, backend, |_, _| None).await
+    }
+
+    /// A connection through the proxy that is chosen for its address.
+    async fn open(
+        &self,
+        registry: &Registry,
+        backend: &Backend,
+        proxy: impl Fn(&str, u16) -> Option<Arc<Proxy>>,
+    ) -> Result<TlsStream<Box<dyn Stream>>, Error> {
         let service = (backend.namespace.as_str(), backend.service.as_str());
         let (host, port) = self.resolver.resolve(registry, service, backend.port).await?;
         let address = format!("{host}:{port}");
-        let failed = |error: std::io::Error| Error::Connect {
-            address: address.clone(),
-            reason: error.to_string(),
-        };
+        let failed = |reason: String| Error::Connect { address: address.clone(), reason };
         let config =
             tls::client(backend.ca_bundle.as_deref(), backend.insecure, self.identity.as_ref())
                 .map_err(Error::Tls)?;
         let name = ServerName::try_from(backend.server_name())
             .map_err(|error| Error::Tls(error.to_string()))?;
         let connecting = async {
-            let stream = TcpStream::connect((host.as_str(), port)).await?;
-            stream.set_nodelay(true)?;
-            TlsConnector::from(Arc::new(config)).connect(name, stream).await
+            let stream: Box<dyn Stream> = match proxy(&host, port) {
+                Some(proxy) => proxy.tunnel(&host, port).await?,
+                None => Box::new(direct(&host, port).await.map_err(|error| error.to_string())?),
+            };
+            let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+            stream.map_err(|error| error.to_string())
         };
         let late = |_| Error::Timeout(address.clone());
         timeout(CONNECT_TIMEOUT, connecting).await.map_err(late)?.map_err(failed)
@@ -101,7 +113,8 @@ impl BackendClient {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let address = backend.server_name();
-        let stream = self.connect(registry, backend).await?;
+        let proxy = |host: &str, port| proxy::of_environment(true, host, port);
+        let stream = self.open(registry, backend, proxy).await?;
         let failed = |error: hyper::Error| Error::Http {
             address: address.clone(),
             reason: error.to_string(),
@@ -115,7 +128,15 @@ impl BackendClient {
         if let Ok(host) = HeaderValue::from_str(&address) {
             request.headers_mut().insert(HOST, host);
         }
-        sender.send_request(request).await.map_err(failed)
+        let mut span = child(&format!("HTTP {}", request.method()), Kind::Client);
+        span.text("http.request.method", request.method().as_str());
+        span.text("server.address", &address);
+        if let Some(context) = trace_header(&span) {
+            request.headers_mut().insert(TRACEPARENT, context);
+        }
+        let response = sender.send_request(request).await.map_err(failed)?;
+        span.number("http.response.status_code", response.status().as_u16().into());
+        Ok(response)
     }
 
     /// `GET` a JSON document as this server itself.
@@ -145,6 +166,12 @@ impl BackendClient {
         };
         timeout(limit, getting).await.map_err(|_| Error::Timeout(url.clone()))?
     }
+}
+
+async fn direct(host: &str, port: u16) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 /// Whether an answer leads elsewhere, which is not followed or handed on.

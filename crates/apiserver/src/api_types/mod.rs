@@ -13,6 +13,7 @@ pub(crate) use longshore_api_types::{DATA, Layout, Place, layout};
 pub use longshore_api_types::{Field, Gvk, Leaf, ListKind, Shape, Type, Types, types};
 #[cfg(test)]
 pub(crate) use longshore_api_types::{Slot, message};
+pub(crate) use longshore_api_types::{go_field, is_named_text};
 pub(crate) use resources::{
     CONNECT, CREATE, NO_COLLECTION_DELETE, PROXY, READ_WRITE, SCALE, core, grouped, review, status,
     status_in, status_of,

@@ -36,7 +36,7 @@ use crate::{
     ConnectionLimits, EndpointReconciler, FeatureGates, Mode, NodePorts, RequestLimits,
     RuntimeConfig, ServiceRanges, TlsOptions,
 };
-use crate::{Encryption, PagesConfig, StorageMediaType, refuse_encrypted};
+use crate::{Encryption, PagesConfig, StorageMediaType, TracingConfig, refuse_encrypted};
 
 /// What `/logs/` serves, as upstream.
 const LOGS: &str = "/var/log";
@@ -312,6 +312,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub enable_logs_handler: bool,
+    /// A TracingConfiguration: where spans of requests are sent, as OTLP over gRPC
+    #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
+    pub tracing_config_file: String,
     /// What is recorded of requests.
     #[command(flatten)]
     pub audit: AuditArgs,
@@ -450,6 +453,10 @@ impl ServeArgs {
              something positive, or --enable-priority-and-fairness=false"
         );
         let audit = self.audit.config()?;
+        let tracing = match self.tracing_config_file.as_str() {
+            "" => None,
+            file => Some(TracingConfig::load(file.as_ref()).map_err(anyhow::Error::msg)?),
+        };
         let encryption = self.encryption().await?;
         let (store, snapshots) = self.open_store(encryption.as_ref()).await?;
         let identity = |certificate: &Option<PathBuf>, key: &Option<PathBuf>| {
@@ -505,6 +512,7 @@ impl ServeArgs {
                 logs: self.enable_logs_handler.then(|| PathBuf::from(LOGS)),
                 profiling: self.profiling,
             },
+            tracing,
         })
     }
 
@@ -864,6 +872,7 @@ mod tests {
             "tls-private-key-file",
             "tls-sni-cert-key",
             "token-auth-file",
+            "tracing-config-file",
             "v",
             "vmodule",
         ];

@@ -121,7 +121,6 @@ const FLAGS: &[Flag] = &[
     ("shutdown-watch-termination-grace-period", Text, &["0", "0s"], Ignored("watches end at once")),
     ("storage-backend", Text, &["", "etcd3"], Refused("objects are in etcd v3 or in a file")),
     ("storage-initialization-timeout", Text, &[], DEFAULTS),
-    ("tracing-config-file", Text, &[""], Ignored("there is no tracing")),
     ("watch-cache", Switch, &["true"], Ignored("watches are served from memory")),
     ("watch-cache-sizes", Text, &[""], DEFAULTS),
 ];

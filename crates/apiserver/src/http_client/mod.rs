@@ -12,8 +12,10 @@ use futures::future::BoxFuture;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::HeaderValue;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use longshore_telemetry::Span;
 use parking_lot::Mutex;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -79,6 +81,11 @@ async fn speak(
         let _ = connection.await;
     });
     Ok(sender)
+}
+
+/// The context of a span, as the header that hands it on.
+pub(crate) fn trace_header(span: &Span) -> Option<HeaderValue> {
+    HeaderValue::try_from(span.context()?.traceparent()).ok()
 }
 
 /// Idle connections to one server.

@@ -1,12 +1,13 @@
-//! Proxies on the way to a server, as the `proxy-url` of a kubeconfig names them: of HTTP, over TLS or not,
-//! and of SOCKS5.
+//! Proxies on the way to a server, as the `proxy-url` of a kubeconfig or the environment names them: of HTTP,
+//! over TLS or not, and of SOCKS5. The certificate of a proxy is verified by the authorities of the system.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hyper::Uri;
+use longshore_base::proxies::ProxyEnvironment;
 use percent_encoding::percent_decode_str;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -27,6 +28,50 @@ enum Scheme {
     Http,
     Https,
     Socks5,
+}
+
+/// Those of the environment, which is read when the program starts.
+static ENVIRONMENT: OnceLock<Proxies> = OnceLock::new();
+
+struct Proxies {
+    environment: ProxyEnvironment,
+    http: Option<Arc<Proxy>>,
+    https: Option<Arc<Proxy>>,
+}
+
+impl Proxies {
+    fn of(environment: ProxyEnvironment) -> Result<Proxies, String> {
+        let proxy = |variable: &str, url: Option<&str>| {
+            let proxy = url.map(Proxy::of).transpose();
+            proxy.map(|proxy| proxy.map(Arc::new)).map_err(|why| format!("{variable}: {why}"))
+        };
+        Ok(Proxies {
+            http: proxy("HTTP_PROXY", environment.http())?,
+            https: proxy("HTTPS_PROXY", environment.https())?,
+            environment,
+        })
+    }
+
+    fn for_server(&self, is_tls: bool, host: &str, port: u16) -> Option<Arc<Proxy>> {
+        let proxy = if is_tls { &self.https } else { &self.http };
+        proxy.clone().filter(|_| self.environment.applies_to(host, port))
+    }
+}
+
+/// Has servers called through the proxies that `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` name, from now on.
+///
+/// # Errors
+/// A proxy's URL is not valid.
+pub fn use_environment() -> Result<(), String> {
+    let proxies = Proxies::of(ProxyEnvironment::of_process())?;
+    // a second call changes nothing, as the environment does not change
+    let _ = ENVIRONMENT.set(proxies);
+    Ok(())
+}
+
+/// The proxy that the environment names for a server.
+pub(crate) fn of_environment(is_tls: bool, host: &str, port: u16) -> Option<Arc<Proxy>> {
+    ENVIRONMENT.get()?.for_server(is_tls, host, port)
 }
 
 /// A proxy.
@@ -214,6 +259,30 @@ mod tests {
             let error = Proxy::of(url).err().unwrap();
             assert!(error.starts_with("invalid proxy-url") && !error.contains("s3cret"), "{error}");
         }
+    }
+
+    #[test]
+    fn http_client_proxies_are_chosen_by_scheme_and_host() {
+        let of = |https: &str| {
+            let variables =
+                [("HTTP_PROXY", "p:3128"), ("HTTPS_PROXY", https), ("NO_PROXY", ".svc")];
+            Proxies::of(ProxyEnvironment::of(|name| {
+                let found = variables.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            }))
+        };
+        let proxies = of("socks5://s").unwrap();
+        for (is_tls, host, expected) in [
+            (true, "h.example", Some("s")),
+            (false, "h.example", Some("p")),
+            (true, "hook.default.svc", None),
+            (true, "127.0.0.1", None),
+        ] {
+            let found = proxies.for_server(is_tls, host, 443);
+            assert_eq!(found.as_ref().map(|proxy| proxy.host.as_str()), expected, "{host}");
+        }
+        let error = of("ftp://u:s3cret@p").err().unwrap();
+        assert!(error.starts_with("HTTPS_PROXY: ") && !error.contains("s3cret"), "{error}");
     }
 
     /// What the proxy is sent before it answers each time, and what came of it.

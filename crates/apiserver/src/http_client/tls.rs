@@ -22,6 +22,9 @@ const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
+/// The environment variable that names a file in their place, as for Go's programs.
+const SYSTEM_ROOTS_VARIABLE: &str = "SSL_CERT_FILE";
+
 /// A configuration that trusts the certificates of a bundle (PEM), or those of the system, or (`insecure`)
 /// any. With an identity, it shows that to the server.
 pub(crate) fn client(
@@ -57,10 +60,13 @@ fn verifier(ca_bundle: Option<&[u8]>) -> Result<Verifier, String> {
         Some(bundle) => CertificateDer::pem_slice_iter(bundle)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|error| format!("unable to load root certificates: {error}"))?,
-        None => SYSTEM_ROOTS
-            .iter()
-            .find_map(|path| longshore_tls::certificates(path.as_ref()).ok())
-            .unwrap_or_default(),
+        None => {
+            let own = std::env::var(SYSTEM_ROOTS_VARIABLE).ok().filter(|path| !path.is_empty());
+            let of_system = SYSTEM_ROOTS.map(str::to_owned);
+            let paths = own.map_or_else(|| of_system.to_vec(), |path| vec![path]);
+            let mut found = paths.iter().map(|path| longshore_tls::certificates(path.as_ref()));
+            found.find_map(Result::ok).unwrap_or_default()
+        }
     };
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(certificates.iter().cloned());

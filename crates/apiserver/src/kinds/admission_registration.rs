@@ -261,7 +261,9 @@ fn webhook(path: &Path<'_>, hook: &Value, causes: &mut Causes) {
     choice(path, hook, "matchPolicy", &["Equivalent", "Exact"], causes);
     choice(path, hook, "reinvocationPolicy", &["IfNeeded", "Never"], causes);
     match text(&hook["sideEffects"]) {
-        "" => causes.required(&path.child("sideEffects"), "must specify one of None, NoneOnDryRun"),
+        "" if hook["sideEffects"].is_null() => {
+            causes.required(&path.child("sideEffects"), "must specify one of None, NoneOnDryRun")
+        }
         _ => choice(path, hook, "sideEffects", &["None", "NoneOnDryRun"], causes),
     }
     let timeout = hook["timeoutSeconds"].as_i64().unwrap_or(10);
@@ -301,7 +303,7 @@ fn review_versions(path: &Path<'_>, versions: &Value, causes: &mut Causes) {
             causes.invalid(&path.index(i), version, "duplicate version");
             continue;
         }
-        causes.each(&path.index(i), version, names::dns_label(version));
+        causes.each(&path.index(i), version, names::dns_1035_label(version));
     }
     if !REVIEW_VERSIONS.iter().any(|known| seen.contains(known)) {
         let detail = format!("must include at least one of {}", REVIEW_VERSIONS.join(", "));
@@ -463,7 +465,7 @@ fn param_kind_rules(path: &Path<'_>, kind: &Value, causes: &mut Causes) {
             } else if version.is_empty() {
                 causes.invalid(&version_path, given, "version must be specified");
             } else {
-                causes.each(&version_path, version, names::dns_label(version));
+                causes.each(&version_path, version, names::dns_1035_label(version));
             }
             if !group.is_empty() {
                 causes.each(&version_path, group, names::dns_subdomain(group));
@@ -474,7 +476,7 @@ fn param_kind_rules(path: &Path<'_>, kind: &Value, causes: &mut Causes) {
     match text(&kind["kind"]) {
         "" => causes.required(&kind_path, ""),
         given => {
-            for message in names::dns_label(&given.to_lowercase()) {
+            for message in names::dns_1035_label(&given.to_lowercase()) {
                 let detail = format!("may have mixed case, but should otherwise match: {message}");
                 causes.invalid(&kind_path, given, detail);
             }
@@ -585,8 +587,12 @@ fn mutations(path: &Path<'_>, spec: &Value, environment: &Environment, causes: &
         };
         let own_path = path.child(own);
         let source = text(&mutation[own]["expression"]);
-        if source.trim().is_empty() {
-            causes.required(&own_path.child("expression"), "expression is not specified");
+        if mutation[own].is_null() {
+            let detail =
+                format!("must be specified when patchType is {}", text(&mutation["patchType"]));
+            causes.required(&own_path, &detail);
+        } else if source.trim().is_empty() {
+            causes.required(&own_path.child("expression"), "");
         } else {
             let wanted = if own == "jsonPatch" { Wanted::Patches } else { Wanted::Object };
             let compiled = environment.compile(source, wanted, true);
@@ -634,7 +640,7 @@ fn binding_rules(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
         }
         match text(&param["parameterNotFoundAction"]) {
             "" => causes.required(&param_path.child("parameterNotFoundAction"), ""),
-            _ => choice(&param_path, param, "parameterNotFoundAction", &["Allow", "Deny"], causes),
+            _ => choice(&param_path, param, "parameterNotFoundAction", &["Deny", "Allow"], causes),
         }
     }
     if !spec["matchResources"].is_null() {

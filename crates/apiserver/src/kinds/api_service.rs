@@ -109,7 +109,7 @@ fn validate(api: &Value, causes: &mut Causes) {
     let (spec, path) = (&api["spec"], Path::root("spec"));
     let (group, version) = (text(&spec["group"]), text(&spec["version"]));
     let (own, required) = (crate::object::name(api), format!("{version}.{group}"));
-    if own != required {
+    if own != required && !own.is_empty() {
         let detail = format!("must be `spec.version+\".\"+spec.group`: {required:?}");
         causes.invalid(&Path::root("metadata").child("name"), own, detail);
     }

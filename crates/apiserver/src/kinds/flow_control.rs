@@ -154,7 +154,7 @@ fn schema(schema: &Value, _: Option<&Value>, causes: &mut Causes) {
     if !method.is_null() && !matches!(text(&method["type"]), "ByNamespace" | "ByUser") {
         let path = path.child("distinguisherMethod");
         // upstream repeats the method as Go names its fields
-        let given = json!({"Type": method["type"]});
+        let given = json!({"Type": text(&method["type"])});
         causes.not_supported(&path.child("type"), &given, &["ByNamespace", "ByUser"]);
     }
     let level_path = path.child("priorityLevelConfiguration");
@@ -368,7 +368,6 @@ fn level(level: &Value, _: Option<&Value>, causes: &mut Causes) {
                 false => limits(&limited_path, limited, causes),
             }
         }
-        "" => causes.required(&path.child("type"), ""),
         other => causes.not_supported(&path.child("type"), other, &["Exempt", "Limited"]),
     }
 }
@@ -415,7 +414,7 @@ fn limit_response(path: &Path<'_>, limited: &Value, causes: &mut Causes) {
             causes.required(&queuing_path, detail);
         }
         "Queue" => queues(&queuing_path, queuing, causes),
-        _ => rules::one_of(&path.child("type"), &response["type"], &["Queue", "Reject"], causes),
+        _ => rules::supported(&path.child("type"), &response["type"], &["Queue", "Reject"], causes),
     }
 }
 

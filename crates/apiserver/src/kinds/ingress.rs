@@ -75,6 +75,9 @@ pub(super) static KIND: Kind = Kind {
     },
 };
 
+/// The longest name of a controller.
+const MAX_CONTROLLER: usize = 250;
+
 fn class(class: &Value, old: Option<&Value>, causes: &mut Causes) {
     let path = Path::root("spec");
     let controller = &class["spec"]["controller"];
@@ -83,6 +86,12 @@ fn class(class: &Value, old: Option<&Value>, causes: &mut Causes) {
         (given, None) if !given.contains('/') => {
             let detail = "must be a domain-prefixed path (such as \"acme.io/foo\")";
             causes.invalid(&path.child("controller"), given, detail);
+            if given.len() > MAX_CONTROLLER {
+                causes.too_long(&path.child("controller"), MAX_CONTROLLER);
+            }
+        }
+        (given, None) if given.len() > MAX_CONTROLLER => {
+            causes.too_long(&path.child("controller"), MAX_CONTROLLER);
         }
         (_, Some(old)) => {
             let was = &old["spec"]["controller"];
@@ -120,7 +129,7 @@ fn parameters(path: &Path<'_>, reference: &Value, causes: &mut Causes) {
             causes.forbidden(&path_of("namespace"), detail);
         }
         ("Cluster", true) => {}
-        ("", _) => causes.required(&path_of("scope"), ""),
+        ("", _) if reference["scope"].is_null() => causes.required(&path_of("scope"), ""),
         (other, _) => causes.not_supported(&path_of("scope"), other, &["Cluster", "Namespace"]),
     }
 }
@@ -174,7 +183,9 @@ fn validate(ingress: &Value, _: Option<&Value>, causes: &mut Causes) {
             let path = paths.index(i);
             let given = text(&entry["path"]);
             match text(&entry["pathType"]) {
-                "" => causes.required(&path.child("pathType"), "pathType must be specified"),
+                "" if entry["pathType"].is_null() => {
+                    causes.required(&path.child("pathType"), "pathType must be specified")
+                }
                 "Exact" | "Prefix" if !given.starts_with('/') => {
                     causes.invalid(&path.child("path"), given, "must be an absolute path");
                 }

@@ -1,6 +1,7 @@
 //! Job.
 
 use jiff::Timestamp;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, human, name, since, string, wide};
@@ -150,6 +151,8 @@ fn generated_selector(job: &Value, causes: &mut Causes) {
         [(OLD_UID_LABEL, uid), (NAME_LABELS[1], name), (UID_LABEL, uid), (NAME_LABELS[0], name)];
     for (label, value) in expected {
         match labels[label].as_str() {
+            // without a name there is no label of the name to ask for, and its absence is said already
+            None if value.is_empty() => {}
             None => causes.required(&list.key(label), &format!("must be '{value}'")),
             Some(given) if given != value => {
                 causes.invalid(&list.key(label), labels, format!("must be '{value}'"));
@@ -301,9 +304,8 @@ fn failure_policy(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
                 &Value::Null,
                 "specifying both OnExitCodes and OnPodConditions is not supported",
             ),
-            (true, true) => causes.invalid(
+            (true, true) => causes.invalid_whole(
                 &path,
-                &Value::Null,
                 "specifying one of OnExitCodes and OnPodConditions is required",
             ),
             (false, true) => exit_codes(&path.child("onExitCodes"), codes, is_container, causes),
@@ -366,13 +368,39 @@ fn exit_codes(
     }
 }
 
+/// A success policy as Go shows it.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct SuccessPolicy<'a> {
+    rules: Vec<SuccessRule<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct SuccessRule<'a> {
+    succeeded_indexes: &'a Value,
+    succeeded_count: &'a Value,
+}
+
+impl SuccessRule<'_> {
+    fn of(rule: &Value) -> SuccessRule<'_> {
+        SuccessRule {
+            succeeded_indexes: &rule["succeededIndexes"],
+            succeeded_count: &rule["succeededCount"],
+        }
+    }
+}
+
 fn success_policy(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     let policy = &spec["successPolicy"];
     if policy.is_null() {
         return;
     }
     if spec["completionMode"] != "Indexed" {
-        return causes.invalid(path, policy, "requires indexed completion mode");
+        let rules: Vec<SuccessRule<'_>> =
+            items(&policy["rules"]).iter().map(SuccessRule::of).collect();
+        let shown = SuccessPolicy { rules };
+        return causes.invalid(path, &shown, "requires indexed completion mode");
     }
     let list = path.child("rules");
     let all = items(&policy["rules"]);

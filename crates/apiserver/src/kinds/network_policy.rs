@@ -51,7 +51,7 @@ fn validate(policy: &Value, _: Option<&Value>, causes: &mut Causes) {
         return causes.invalid(&types, &spec["policyTypes"], why);
     }
     for (i, given) in items(&spec["policyTypes"]).iter().enumerate() {
-        rules::one_of(&types.index(i), given, &["Egress", "Ingress"], causes);
+        rules::supported(&types.index(i), given, &["Ingress", "Egress"], causes);
     }
     for (direction, peers) in [("ingress", "from"), ("egress", "to")] {
         let list = path.child(direction);
@@ -63,9 +63,9 @@ fn validate(policy: &Value, _: Option<&Value>, causes: &mut Causes) {
             }
             let ports = path.child("ports");
             for (i, port) in items(&rule["ports"]).iter().enumerate() {
-                let protocols = ["SCTP", "TCP", "UDP"];
+                let protocols = ["TCP", "UDP", "SCTP"];
                 let path = ports.index(i);
-                rules::one_of(&path.child("protocol"), &port["protocol"], &protocols, causes);
+                rules::supported(&path.child("protocol"), &port["protocol"], &protocols, causes);
                 port_rules(&path, port, causes);
             }
         }
@@ -90,7 +90,8 @@ fn port_rules(path: &Path<'_>, port: &Value, causes: &mut Causes) {
         _ => "",
     };
     if !why.is_empty() {
-        causes.invalid(&field, &last, why);
+        // upstream shows the first port here
+        causes.invalid(&field, &first.unwrap_or(last), why);
     }
     if first.is_some() {
         rules::container::port_number(&field, last, causes);

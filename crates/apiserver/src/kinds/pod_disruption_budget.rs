@@ -1,6 +1,7 @@
 //! PodDisruptionBudget. What an eviction does with it is in `operations`.
 
 use jiff::Timestamp;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, integer, name, string};
@@ -44,11 +45,27 @@ pub(super) static KIND: Kind = Kind {
     },
 };
 
+/// A spec as Go shows it.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct ShownSpec<'a> {
+    min_available: &'a Value,
+    selector: &'a Value,
+    max_unavailable: &'a Value,
+    unhealthy_pod_eviction_policy: &'a Value,
+}
+
 fn validate(budget: &Value, _: Option<&Value>, causes: &mut Causes) {
     let (spec, path) = (&budget["spec"], Path::root("spec"));
     let fields = ["minAvailable", "maxUnavailable"];
     if fields.iter().all(|field| !spec[*field].is_null()) {
-        causes.invalid(&path, spec, "minAvailable and maxUnavailable cannot be both set");
+        let shown = ShownSpec {
+            min_available: &spec["minAvailable"],
+            selector: &spec["selector"],
+            max_unavailable: &spec["maxUnavailable"],
+            unhealthy_pod_eviction_policy: &spec["unhealthyPodEvictionPolicy"],
+        };
+        causes.invalid(&path, &shown, "minAvailable and maxUnavailable cannot be both set");
     }
     for field in fields {
         workload::number_or_percent(&path.child(field), &spec[field], true, causes);
@@ -57,7 +74,7 @@ fn validate(budget: &Value, _: Option<&Value>, causes: &mut Causes) {
     let policy = &spec["unhealthyPodEvictionPolicy"];
     if !policy.is_null() {
         let supported = ["AlwaysAllow", "IfHealthyBudget"];
-        rules::one_of(&path.child("unhealthyPodEvictionPolicy"), policy, &supported, causes);
+        rules::supported(&path.child("unhealthyPodEvictionPolicy"), policy, &supported, causes);
     }
 }
 

@@ -243,10 +243,8 @@ fn claim_spec(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
 }
 
 fn request_name(path: &Path<'_>, request: &Value, causes: &mut Causes) {
-    match text(&request["name"]) {
-        "" => causes.required(&path.child("name"), ""),
-        name => causes.each(&path.child("name"), name, names::dns_label(name)),
-    }
+    let name = text(&request["name"]);
+    causes.each(&path.child("name"), name, names::dns_label(name));
 }
 
 fn request_rules(path: &Path<'_>, request: &Value, causes: &mut Causes) {
@@ -317,7 +315,7 @@ fn tolerations(path: &Path<'_>, tolerations: &Value, causes: &mut Causes) {
             }
             "Exists" => {}
             "Equal" => causes.each(&path.child("value"), value, names::label_value(value)),
-            "" => causes.required(&path.child("operator"), ""),
+            "" => {}
             _ => rules::supported(
                 &path.child("operator"),
                 &toleration["operator"],

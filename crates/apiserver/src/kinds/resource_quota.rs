@@ -90,7 +90,11 @@ fn validate(quota: &Value, old: Option<&Value>, causes: &mut Causes) {
     for (i, expression) in items(&spec["scopeSelector"]["matchExpressions"]).iter().enumerate() {
         let path = expressions.index(i);
         if !SCOPES.contains(&text(&expression["scopeName"])) {
-            causes.invalid(&path.child("scopeName"), &expression["scopeName"], "unsupported scope");
+            causes.invalid(
+                &path.child("scopeName"),
+                text(&expression["scopeName"]),
+                "unsupported scope",
+            );
         }
         let values = items(&expression["values"]);
         match text(&expression["operator"]) {
@@ -106,7 +110,7 @@ fn validate(quota: &Value, old: Option<&Value>, causes: &mut Causes) {
             "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
             _ => causes.invalid(
                 &path.child("operator"),
-                &expression["operator"],
+                text(&expression["operator"]),
                 "not a valid selector operator",
             ),
         }

@@ -3,10 +3,11 @@
 
 use std::fmt::Display;
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::{defaults, validate};
-use crate::schema::value::{default_absent, items, map_mut, same, text};
+use crate::schema::value::{default_absent, is_zero, items, map_mut, same, text};
 use crate::schema::{Causes, Path};
 use crate::selector::LabelSelector;
 
@@ -63,13 +64,59 @@ pub(super) fn selector_and_template(
     }
 }
 
+/// A selector as Go writes it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ShownSelector<'a> {
+    #[serde(skip_serializing_if = "is_zero")]
+    match_labels: &'a Value,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    match_expressions: Vec<ShownRequirement<'a>>,
+}
+
+#[derive(Serialize)]
+struct ShownRequirement<'a> {
+    key: &'a str,
+    operator: &'a str,
+    #[serde(skip_serializing_if = "is_zero")]
+    values: &'a Value,
+}
+
+impl ShownSelector<'_> {
+    fn of(selector: &Value) -> ShownSelector<'_> {
+        let expressions = items(&selector["matchExpressions"]).iter();
+        ShownSelector {
+            match_labels: &selector["matchLabels"],
+            match_expressions: expressions.map(ShownRequirement::of).collect(),
+        }
+    }
+}
+
+impl ShownRequirement<'_> {
+    fn of(expression: &Value) -> ShownRequirement<'_> {
+        ShownRequirement {
+            key: text(&expression["key"]),
+            operator: text(&expression["operator"]),
+            values: &expression["values"],
+        }
+    }
+}
+
 fn selector(path: &Path<'_>, spec: &Value, selects: &str, causes: &mut Causes) {
     let path = path.child("selector");
     let selector = &spec["selector"];
     if selector.is_null() {
-        return causes.required(&path, "");
+        // upstream says of a DaemonSet only that its template does not match
+        if selects != "daemonset" {
+            causes.required(&path, "");
+        }
+        return;
     }
     validate::selector(&path, selector, causes);
+    if LabelSelector::of(selector).is_err() {
+        let why = if selects == "statefulset" { "" } else { "invalid label selector" };
+        causes.invalid(&path, &ShownSelector::of(selector), why);
+    }
     if LabelSelector::of(selector).is_ok_and(|selector| selector.is_empty()) {
         causes.invalid(&path, selector, format!("empty selector is invalid for {selects}"));
     }
@@ -78,10 +125,10 @@ fn selector(path: &Path<'_>, spec: &Value, selects: &str, causes: &mut Causes) {
 /// The selector matches the labels of the template.
 pub(super) fn matching(path: &Path<'_>, spec: &Value, template: &Value, causes: &mut Causes) {
     let selector = &spec["selector"];
-    if selector.is_null() {
-        return;
-    }
-    if LabelSelector::of(selector).is_ok_and(|selector| !selector.matches(template)) {
+    // none selects nothing
+    let is_other = selector.is_null()
+        || LabelSelector::of(selector).is_ok_and(|selector| !selector.matches(template));
+    if is_other {
         causes.invalid(
             &path.child("metadata").child("labels"),
             &template["metadata"]["labels"],

@@ -9,6 +9,7 @@ pub mod browser;
 mod custom;
 mod operations;
 mod schemas;
+mod server;
 pub mod v2;
 mod v2_message;
 
@@ -22,16 +23,16 @@ use crate::api_types::Resource;
 use crate::discovery::{Custom, MINOR, served};
 use crate::kinds::resources;
 use custom::Dialect;
-use operations::{Content, Operation};
+use operations::{Content, Operation, Path};
 use schemas::Schemas;
 
 const TITLE: &str = "Kubernetes";
 /// What the documents say of themselves.
 static VERSION: LazyLock<String> = LazyLock::new(|| format!("v1.{MINOR}.0"));
 
-/// `/openapi/v3`: the documents there are.
+/// `/openapi/v3`: the documents there are. `has_logs`: whether `/logs/` is served.
 #[must_use]
-pub fn index(custom: Custom<'_>) -> Value {
+pub fn index(custom: Custom<'_>, has_logs: bool) -> Value {
     // what is in a document of built-in kinds depends on this crate alone
     static BUILT_IN: LazyLock<String> =
         LazyLock::new(|| hash(format!("{} {}", env!("CARGO_PKG_VERSION"), crate::api_types::DATA)));
@@ -40,12 +41,15 @@ pub fn index(custom: Custom<'_>) -> Value {
         let url = format!("/openapi/v3/{path}?hash={hash}");
         paths.insert(path, json!({"serverRelativeURL": url}));
     };
+    for path in server::documents(custom, has_logs).into_keys() {
+        put(path, &BUILT_IN);
+    }
     for resource in resources() {
         put(path(resource), &BUILT_IN);
     }
     let custom_paths: BTreeSet<String> = custom.iter().map(|resource| path(resource)).collect();
     for path in custom_paths {
-        let document = document(custom, &path).unwrap_or_default();
+        let document = document(custom, has_logs, &path).unwrap_or_default();
         put(path, &hash(document.to_string()));
     }
     json!({"paths": paths})
@@ -62,25 +66,18 @@ fn path(resource: &Resource) -> String {
     }
 }
 
-/// `/openapi/v3/PATH`, PATH being `api/v1` or `apis/GROUP/VERSION`; `None` when there is none.
+/// `/openapi/v3/PATH`, PATH being one of the index; `None` when there is none.
 #[must_use]
-pub fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
-    let (group, version) = match path.strip_prefix("apis/") {
-        Some(rest) => rest.split_once('/').filter(|(group, _)| !group.is_empty())?,
-        None => ("", path.strip_prefix("api/")?),
-    };
+pub fn document(custom: Custom<'_>, has_logs: bool, path: &str) -> Option<Value> {
     let mut schemas = Schemas::new(Dialect::V3);
+    let all = match server::documents(custom, has_logs).remove(path) {
+        Some(all) => all,
+        None => of_version(custom, path, &mut schemas)?,
+    };
     let mut paths = Map::new();
-    for resource in served(custom, group, version) {
-        let names = schemas.add_resource(resource);
-        let of_group = [operations::resources_of(resource)];
-        for path in operations::paths(resource, &names).into_iter().chain(of_group) {
-            schemas.add_contents(&path);
-            paths.insert(path.path.clone(), path.item(Dialect::V3, written));
-        }
-    }
-    if paths.is_empty() {
-        return None;
+    for path in all {
+        schemas.add_contents(&path);
+        paths.insert(path.path.clone(), path.item(Dialect::V3, written));
     }
     Some(json!({
         "openapi": "3.0.0",
@@ -88,6 +85,25 @@ pub fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
         "paths": paths,
         "components": {"schemas": schemas.finish(), "securitySchemes": security()},
     }))
+}
+
+/// The paths of `api/v1` or `apis/GROUP/VERSION`; `None` when nothing of it is served.
+fn of_version(custom: Custom<'_>, path: &str, schemas: &mut Schemas) -> Option<Vec<Path>> {
+    let (group, version) = match path.strip_prefix("apis/") {
+        Some(rest) => rest.split_once('/').filter(|(group, _)| !group.is_empty())?,
+        None => ("", path.strip_prefix("api/")?),
+    };
+    let mut all: Vec<Path> = served(custom, group, version)
+        .flat_map(|resource| of_resource(resource, schemas))
+        .collect();
+    all.extend(served(custom, group, version).find_map(server::resources_of));
+    (!all.is_empty()).then_some(all)
+}
+
+/// The paths of a resource. Its schemas are added.
+fn of_resource(resource: &Resource, schemas: &mut Schemas) -> Vec<Path> {
+    let names = schemas.add_resource(resource);
+    operations::paths(resource, &names)
 }
 
 /// How clients say who they are.

@@ -1,8 +1,6 @@
 //! PURE: what can be done on each path, apart from how a version of OpenAPI writes it. Names are those
 //! that upstream gives, since clients are generated from them.
 
-use std::collections::BTreeSet;
-
 use crate::api_types::{Gvk, Resource, Subresource, types};
 use crate::{kinds, patch};
 
@@ -20,15 +18,13 @@ pub(super) const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
 const ANY: &[&str] = &["*/*"];
 const OBJECTS: &[&str] = &["application/json", "application/yaml", PROTOBUF, CBOR];
-/// What discovery of groups is in.
-const GROUPS: &[&str] = &["application/json", "application/yaml", PROTOBUF];
 /// Methods that a proxy passes on.
 const METHODS: &[&str] = &["get", "put", "post", "delete", "options", "head", "patch"];
 const NAMED_PATH: &[&str] = &["name", "path"];
 const NAMESPACED_PATH: &[&str] = &["name", "namespace", "path"];
 const CUSTOM_OBJECTS: &[&str] = &["application/json", "application/yaml", CBOR];
-const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-const CBOR: &str = "application/cbor";
+pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+pub(super) const CBOR: &str = "application/cbor";
 const EVENTS: &[&str] = &[
     "application/json;stream=watch",
     "application/vnd.kubernetes.protobuf;stream=watch",
@@ -142,6 +138,8 @@ pub(super) struct Operation {
     pub(super) method: &'static str,
     pub(super) id: String,
     pub(super) tag: String,
+    /// Empty: it has none.
+    pub(super) description: &'static str,
     /// `x-kubernetes-action`, and the kind that it is done with; discovery has neither.
     pub(super) action: Option<(&'static str, Gvk)>,
     /// Of the query.
@@ -159,6 +157,9 @@ impl Operation {
             self.codes.iter().map(|code| (code.to_string(), answer.clone())).collect();
         answers.insert("401".into(), json!({"description": "Unauthorized"}));
         let mut common = json!({"operationId": self.id, "tags": [self.tag], "responses": answers});
+        if !self.description.is_empty() {
+            common["description"] = self.description.into();
+        }
         if let Some((action, Gvk { group, version, kind })) = self.action {
             common["x-kubernetes-action"] = action.into();
             common["x-kubernetes-group-version-kind"] =
@@ -219,7 +220,7 @@ fn parameter((name, kind): Parameter, place: &str, to: Dialect) -> Value {
 }
 
 /// `rbac.authorization` becomes `rbacAuthorization`, and `RbacAuthorization` behind other words.
-fn identifier(text: &str, is_first: bool) -> String {
+pub(super) fn identifier(text: &str, is_first: bool) -> String {
     let mut out = String::with_capacity(text.len());
     let mut is_start = !is_first;
     for one in text.chars() {
@@ -234,13 +235,13 @@ fn identifier(text: &str, is_first: bool) -> String {
 }
 
 /// Names of operations and their tag.
-struct Names<'a> {
+pub(super) struct Names<'a> {
     group: &'a str,
     version: &'a str,
 }
 
 impl<'a> Names<'a> {
-    fn of(resource: &'a Resource) -> Self {
+    pub(super) fn of(resource: &'a Resource) -> Self {
         let group = match resource.group {
             "" => "core",
             group => group.strip_suffix(".k8s.io").unwrap_or(group),
@@ -248,11 +249,11 @@ impl<'a> Names<'a> {
         Self { group, version: resource.version }
     }
 
-    fn tag(&self) -> String {
+    pub(super) fn tag(&self) -> String {
         format!("{}_{}", identifier(self.group, true), identifier(self.version, true))
     }
 
-    fn id(&self, verb: &str, what: &str) -> String {
+    pub(super) fn id(&self, verb: &str, what: &str) -> String {
         format!("{verb}{}{}{what}", identifier(self.group, false), identifier(self.version, false))
     }
 }
@@ -336,6 +337,7 @@ pub(super) fn paths(resource: &Resource, schemas: &ResourceSchemas) -> Vec<Path>
             method: method(verb),
             id: names.id(word(verb), &what),
             tag: names.tag(),
+            description: "",
             action: Some((action(verb), gvk)),
             parameters: parameters(verb),
             body: body(resource, verb, object),
@@ -464,53 +466,6 @@ pub(super) fn paths(resource: &Resource, schemas: &ResourceSchemas) -> Vec<Path>
     all
 }
 
-/// Discovery of a group and version.
-pub(super) fn resources_of(resource: &Resource) -> Path {
-    let names = Names::of(resource);
-    let id = names.id("get", "APIResources");
-    discovery(format!("/{}/", path(resource)), id, names.tag(), "APIResourceList", OBJECTS)
-}
-
-/// Discovery of what is served in all, and of the group of each of these resources.
-pub(super) fn groups_of<'a>(resources: impl Iterator<Item = &'a Resource>) -> Vec<Path> {
-    let of = |path: &str, id: String, tag: String, answer| {
-        discovery(path.to_owned(), id, tag, answer, GROUPS)
-    };
-    let mut all = vec![
-        of("/api/", "getCoreAPIVersions".into(), "core".into(), "APIVersions"),
-        of("/apis/", "getAPIVersions".into(), "apis".into(), "APIGroupList"),
-    ];
-    let groups: BTreeSet<&str> =
-        resources.map(|resource| resource.group).filter(|group| !group.is_empty()).collect();
-    for group in groups {
-        let name = group.strip_suffix(".k8s.io").unwrap_or(group);
-        let id = format!("get{}APIGroup", identifier(name, false));
-        all.push(of(&format!("/apis/{group}/"), id, identifier(name, true), "APIGroup"));
-    }
-    all
-}
-
-fn discovery(
-    path: String,
-    id: String,
-    tag: String,
-    answer: &str,
-    produces: &[&'static str],
-) -> Path {
-    let operation = Operation {
-        method: "get",
-        id,
-        tag,
-        action: None,
-        parameters: &[],
-        body: None,
-        codes: &[200],
-        answer: Content::Schema(format!("{META}{answer}")),
-        produces: produces.to_vec(),
-    };
-    Path { path, names: &[], parameters: Vec::new(), operations: vec![operation] }
-}
-
 fn text(operation: Operation, produces: Vec<&'static str>) -> Operation {
     Operation { answer: Content::Text, produces, ..operation }
 }
@@ -535,6 +490,7 @@ fn connection(
         method,
         id: names.id("connect", &format!("{}{what}", identifier(method, false))),
         tag: names.tag(),
+        description: "",
         action: Some(("connect", subresource.gvk)),
         parameters: &[],
         body: None,

@@ -4,34 +4,32 @@ use serde_json::{Map, Value, json};
 
 use super::custom::{self, Dialect};
 use super::operations::{META, PATCH, Path};
+use super::server::VERSION_INFO;
 use crate::api_types::{Field, Leaf, ListKind, Resource, Shape, Type, types};
 
-/// Name, after [`META`]; what is required; fields with their types.
+/// Name, after [`META`] but for that of versions; what is required; fields with their types.
 type DiscoveryType =
     (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
 
-/// The types of discovery.
+const API_VERSION: (&str, &str) = ("apiVersion", "string");
+/// The types of discovery, and of the version.
 const DISCOVERY: &[DiscoveryType] = &[
     (
         "APIVersions",
         &["versions", "serverAddressByClientCIDRs"],
         &[
-            ("apiVersion", "string"),
+            API_VERSION,
             ("kind", "string"),
             ("serverAddressByClientCIDRs", "[]ServerAddressByClientCIDR"),
             ("versions", "[]string"),
         ],
     ),
-    (
-        "APIGroupList",
-        &["groups"],
-        &[("apiVersion", "string"), ("groups", "[]APIGroup"), ("kind", "string")],
-    ),
+    ("APIGroupList", &["groups"], &[API_VERSION, ("groups", "[]APIGroup"), ("kind", "string")]),
     (
         "APIGroup",
         &["name", "versions"],
         &[
-            ("apiVersion", "string"),
+            API_VERSION,
             ("kind", "string"),
             ("name", "string"),
             ("preferredVersion", "GroupVersionForDiscovery"),
@@ -43,7 +41,7 @@ const DISCOVERY: &[DiscoveryType] = &[
         "APIResourceList",
         &["groupVersion", "resources"],
         &[
-            ("apiVersion", "string"),
+            API_VERSION,
             ("groupVersion", "string"),
             ("kind", "string"),
             ("resources", "[]APIResource"),
@@ -74,6 +72,35 @@ const DISCOVERY: &[DiscoveryType] = &[
         "ServerAddressByClientCIDR",
         &["clientCIDR", "serverAddress"],
         &[("clientCIDR", "string"), ("serverAddress", "string")],
+    ),
+    (
+        VERSION_INFO,
+        &[
+            "major",
+            "minor",
+            "gitVersion",
+            "gitCommit",
+            "gitTreeState",
+            "buildDate",
+            "goVersion",
+            "compiler",
+            "platform",
+        ],
+        &[
+            ("buildDate", "string"),
+            ("compiler", "string"),
+            ("emulationMajor", "string"),
+            ("emulationMinor", "string"),
+            ("gitCommit", "string"),
+            ("gitTreeState", "string"),
+            ("gitVersion", "string"),
+            ("goVersion", "string"),
+            ("major", "string"),
+            ("minCompatibilityMajor", "string"),
+            ("minCompatibilityMinor", "string"),
+            ("minor", "string"),
+            ("platform", "string"),
+        ],
     ),
 ];
 
@@ -133,7 +160,7 @@ impl Schemas {
         } else if let Some(ty) = types().named(name) {
             self.add(ty);
         } else if let Some((_, required, fields)) =
-            DISCOVERY.iter().find(|(known, ..)| name.strip_prefix(META) == Some(known))
+            DISCOVERY.iter().find(|(known, ..)| name.strip_prefix(META).unwrap_or(name) == *known)
         {
             self.add_discovery(name, required, fields);
         }
@@ -160,13 +187,21 @@ impl Schemas {
                 }
             };
             let property = match (is_list, leaf.get("$ref")) {
-                (true, _) => json!({"type": "array", "items": leaf}),
+                // upstream's verbs are a type of their own, without rules for merging
+                (true, _) if *field == "verbs" => json!({"type": "array", "items": leaf}),
+                (true, _) => {
+                    json!({"type": "array", "items": leaf, "x-kubernetes-list-type": "atomic"})
+                }
                 (false, Some(_)) if self.to == Dialect::V3 => json!({"allOf": [leaf]}),
                 (false, _) => leaf,
             };
             properties.insert((*field).to_owned(), property);
         }
-        let schema = json!({"type": "object", "required": required, "properties": properties});
+        let mut schema = json!({"type": "object", "required": required, "properties": properties});
+        if let Some(kind) = name.strip_prefix(META).filter(|_| fields.contains(&API_VERSION)) {
+            schema["x-kubernetes-group-version-kind"] =
+                json!([{"group": "", "version": "v1", "kind": kind}]);
+        }
         self.done.insert(name.to_owned(), schema);
     }
 

@@ -20,9 +20,9 @@ fn references(value: &Value, found: &mut Vec<String>) {
 
 #[test]
 fn openapi_documents_in_the_index_are_complete() {
-    let index = index(&[]);
+    let index = index(&[], true);
     let paths = index["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 24);
+    assert_eq!(paths.len(), 50);
     for (path, entry) in paths {
         assert!(
             entry["serverRelativeURL"]
@@ -30,23 +30,24 @@ fn openapi_documents_in_the_index_are_complete() {
                 .unwrap()
                 .starts_with(&format!("/openapi/v3/{path}?hash="))
         );
-        let document = document(&[], path).unwrap();
+        let document = document(&[], true, path).unwrap();
         let mut found = Vec::new();
         references(&document, &mut found);
-        assert!(!found.is_empty());
+        let has_no_schemas = path.contains("openid") || path == "logs";
+        assert_eq!(found.is_empty(), has_no_schemas, "{path}");
         for reference in found {
             let name = reference.strip_prefix("#/components/schemas/").unwrap();
             assert!(document["components"]["schemas"][name].is_object(), "{reference}");
         }
     }
-    for path in ["", "api", "api/v2", "apis", "apis/apps/v2", "apis//v1", "apis/events.k8s.io"] {
-        assert_eq!(document(&[], path), None, "{path}");
+    for path in ["", "api/", "api/v2", "apis/none", "apis/apps/v2", "apis//v1", "openid/v1"] {
+        assert_eq!(document(&[], true, path), None, "{path}");
     }
 }
 
 #[test]
 fn openapi_has_what_kubectl_needs() {
-    let document = document(&[], "api/v1").unwrap();
+    let document = document(&[], false, "api/v1").unwrap();
     let gvk = json!({"group": "", "version": "v1", "kind": "Pod"});
     let item = &document["paths"]["/api/v1/namespaces/{namespace}/pods/{name}"];
     let patch = &item["patch"];
@@ -78,4 +79,97 @@ fn openapi_has_what_kubectl_needs() {
         schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["volumes"]["x-kubernetes-patch-strategy"],
         "merge,retainKeys"
     );
+}
+
+#[test]
+fn openapi_documents_beside_objects_are_upstreams() {
+    let index = index(&[], false);
+    let names: Vec<&str> = index["paths"]
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .filter(|name| !name.contains("/v") || name.starts_with("openid"))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            ".well-known/openid-configuration",
+            "api",
+            "apis",
+            "apis/admissionregistration.k8s.io",
+            "apis/apiextensions.k8s.io",
+            "apis/apiregistration.k8s.io",
+            "apis/apps",
+            "apis/authentication.k8s.io",
+            "apis/authorization.k8s.io",
+            "apis/autoscaling",
+            "apis/batch",
+            "apis/certificates.k8s.io",
+            "apis/coordination.k8s.io",
+            "apis/discovery.k8s.io",
+            "apis/events.k8s.io",
+            "apis/flowcontrol.apiserver.k8s.io",
+            "apis/networking.k8s.io",
+            "apis/node.k8s.io",
+            "apis/policy",
+            "apis/rbac.authorization.k8s.io",
+            "apis/resource.k8s.io",
+            "apis/scheduling.k8s.io",
+            "apis/storage.k8s.io",
+            "openid/v1/jwks",
+            "version",
+        ]
+    );
+    assert_eq!(document(&[], false, "logs"), None);
+    for (name, path, id, media, schema) in [
+        (
+            "version",
+            "/version/",
+            "getCodeVersion",
+            "application/json",
+            json!({"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.version.Info"}),
+        ),
+        (
+            "apis/apps",
+            "/apis/apps/",
+            "getAppsAPIGroup",
+            "application/yaml",
+            json!({"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.apis.meta.v1.APIGroup"}),
+        ),
+        (
+            "openid/v1/jwks",
+            "/openid/v1/jwks/",
+            "getServiceAccountIssuerOpenIDKeyset",
+            "application/jwk-set+json",
+            json!({"type": "string"}),
+        ),
+    ] {
+        let document = document(&[], true, name).unwrap();
+        assert_eq!(document["paths"].as_object().unwrap().len(), 1, "{name}");
+        let get = &document["paths"][path]["get"];
+        assert_eq!(get["operationId"], id);
+        assert_eq!(get["responses"]["200"]["content"][media]["schema"], schema, "{name}");
+    }
+    let logs = document(&[], true, "logs").unwrap();
+    let file = &logs["paths"]["/logs/{logpath}"];
+    assert_eq!(
+        file["get"],
+        json!({
+            "operationId": "logFileHandler", "tags": ["logs"],
+            "responses": {"401": {"description": "Unauthorized"}},
+        })
+    );
+    assert_eq!(file["parameters"][0]["name"], "logpath");
+}
+
+#[test]
+fn openapi_has_every_field_of_the_version() {
+    let document = document(&[], false, "version").unwrap();
+    let info = &document["components"]["schemas"]["io.k8s.apimachinery.pkg.version.Info"];
+    let described: Vec<&String> = info["properties"].as_object().unwrap().keys().collect();
+    let mut answered: Vec<String> =
+        crate::discovery::version().as_object().unwrap().keys().cloned().collect();
+    answered.sort();
+    assert_eq!(described, answered.iter().collect::<Vec<_>>());
 }

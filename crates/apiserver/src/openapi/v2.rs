@@ -4,9 +4,9 @@
 use serde_json::{Map, Value, json};
 
 use super::custom::Dialect;
-use super::operations::{self, Operation, Path};
+use super::operations::{Operation, Path};
 use super::schemas::Schemas;
-use super::{TITLE, VERSION, security, v2_message};
+use super::{TITLE, VERSION, of_resource, security, server, v2_message};
 use crate::discovery::{Custom, all};
 
 /// The media type. Old clients send it with an `@`, which is not valid in a media type.
@@ -18,26 +18,21 @@ pub fn is_wanted(accept: Option<&str>) -> bool {
     accept.is_some_and(|accept| accept.replace('@', ".").contains(PROTOBUF))
 }
 
-/// The document.
+/// The document. `has_logs`: whether `/logs/` is served.
 #[must_use]
-pub fn document(custom: Custom<'_>) -> Value {
+pub fn document(custom: Custom<'_>, has_logs: bool) -> Value {
     let mut schemas = Schemas::new(Dialect::V2);
-    let mut paths = Map::new();
-    let mut add = |all: Vec<Path>, schemas: &mut Schemas| {
-        for path in all {
-            schemas.add_contents(&path);
-            paths.insert(path.path.clone(), path.item(Dialect::V2, written));
-        }
-    };
+    let mut every: Vec<Path> =
+        server::documents(custom, has_logs).into_values().flatten().collect();
     for resource in all(custom) {
-        let names = schemas.add_resource(resource);
-        let of_group = [operations::resources_of(resource)];
-        add(
-            operations::paths(resource, &names).into_iter().chain(of_group).collect(),
-            &mut schemas,
-        );
+        every.extend(of_resource(resource, &mut schemas));
+        every.extend(server::resources_of(resource));
     }
-    add(operations::groups_of(all(custom)), &mut schemas);
+    let mut paths = Map::new();
+    for path in every {
+        schemas.add_contents(&path);
+        paths.insert(path.path.clone(), path.item(Dialect::V2, written));
+    }
     json!({
         "swagger": "2.0",
         "info": {"title": TITLE, "version": *VERSION},
@@ -50,19 +45,22 @@ pub fn document(custom: Custom<'_>) -> Value {
 
 /// The same as a message `openapi.v2.Document`.
 #[must_use]
-pub fn protobuf(custom: Custom<'_>) -> Vec<u8> {
-    v2_message::document(&document(custom))
+pub fn protobuf(custom: Custom<'_>, has_logs: bool) -> Vec<u8> {
+    v2_message::document(&document(custom, has_logs))
 }
 
 fn written(operation: &Operation) -> Value {
     let answer = json!({"description": "OK", "schema": operation.answer.schema(Dialect::V2)});
     let mut value = operation.common(&answer);
     value["schemes"] = json!(["https"]);
-    value["produces"] = json!(operation.produces);
-    value["consumes"] = match &operation.body {
-        Some(body) => json!(body.media),
-        None => json!(["*/*"]),
-    };
+    if !operation.produces.is_empty() {
+        value["produces"] = json!(operation.produces);
+        value["consumes"] = match (&operation.body, operation.action) {
+            (Some(body), _) => json!(body.media),
+            (None, Some(_)) => json!(["*/*"]),
+            (None, None) => json!(operation.produces),
+        };
+    }
     let body = operation.body.iter().map(|body| {
         let mut parameter =
             json!({"name": "body", "in": "body", "schema": body.content.schema(Dialect::V2)});
@@ -97,7 +95,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = document(&[]);
+        let document = document(&[], true);
         let mut found = BTreeSet::new();
         references(&document, &mut found);
         assert!(found.len() > 500, "{}", found.len());
@@ -109,7 +107,7 @@ mod tests {
 
     #[test]
     fn openapi_v2_operations_are_unique_and_named_as_upstreams() {
-        let document = document(&[]);
+        let document = document(&[], true);
         let mut ids = BTreeSet::new();
         for (path, item) in document["paths"].as_object().unwrap() {
             for (method, operation) in item.as_object().unwrap() {
@@ -131,6 +129,9 @@ mod tests {
             "connectCoreV1OptionsNodeProxyWithPath",
             "getCoreV1APIResources",
             "getRbacAuthorizationAPIGroup",
+            "getCodeVersion",
+            "getServiceAccountIssuerOpenIDKeyset",
+            "logFileHandler",
         ] {
             assert!(ids.contains(id), "{id}");
         }

@@ -8,7 +8,7 @@ mod strategic;
 
 use serde_json::Value;
 
-use crate::api_types::{Gvk, types};
+use crate::api_types::{Gvk, is_named_text, types};
 use crate::schema::{self, Decoded, FieldValidation, MAX_DEPTH, printed};
 use crate::status::{Cause, StatusError};
 
@@ -178,9 +178,13 @@ fn restored(reason: &str) -> String {
         other => other,
     };
     match wanted {
-        "string" if given == "int64" => format!("cannot convert {given} to string"),
+        // a text whose type has a name
+        _ if given == "int64" && (wanted == "string" || is_named_text(wanted)) => {
+            format!("cannot convert {given} to {wanted}")
+        }
         "int32" | "int64" if given == "float64" => format!("cannot convert {given} to {wanted}"),
         "string" | "bool" | "int32" | "int64" | "float64" => format!("unrecognized type: {wanted}"),
+        _ if is_named_text(wanted) => format!("unrecognized type: {wanted}"),
         _ if wanted.starts_with("map[") => format!("cannot restore map from {given}"),
         _ if wanted.starts_with("[]") => format!("cannot restore slice from {given}"),
         _ => format!("cannot restore struct from: {given}"),

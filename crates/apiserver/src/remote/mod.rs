@@ -33,7 +33,7 @@ use self::credentials::{Authorization, Content, CurrentConnections, TlsSource, b
 pub(crate) use self::hosts::HostCredentials;
 pub(crate) use self::hosts::Shown;
 pub(crate) use self::kubeconfig::Error as KubeconfigError;
-use crate::http_client::proxy::Proxy;
+use crate::http_client::proxy::{self, Proxy};
 use crate::http_client::{self, Sender, Tls, refusal};
 
 /// The most calls of one server at once.
@@ -84,6 +84,25 @@ impl Origin {
         Ok((origin, path))
     }
 
+    /// The proxy that the environment names for it.
+    fn proxy(&self) -> Option<Arc<Proxy>> {
+        proxy::of_environment(self.is_tls, &self.host, self.port)
+    }
+
+    /// What a request is sent for, and what a proxy is shown: one on the way to a plain server is sent the
+    /// whole URL.
+    fn target<'t>(
+        &self,
+        proxy: Option<&Proxy>,
+        url: &'t str,
+        path: &'t str,
+    ) -> (&'t str, Option<String>) {
+        match proxy.filter(|proxy| !self.is_tls && proxy.takes_requests()) {
+            Some(proxy) => (url, proxy.authorization()),
+            None => (path, None),
+        }
+    }
+
     async fn connect(
         &self,
         proxy: Option<&Proxy>,
@@ -119,8 +138,10 @@ pub(crate) async fn get(
     limit: Duration,
 ) -> Result<Answer, String> {
     let (origin, path) = Origin::of(url)?;
+    let proxy = origin.proxy();
     let once = async {
-        let mut request = Request::get(path)
+        let (target, shown) = origin.target(proxy.as_deref(), url, &path);
+        let mut request = Request::get(target)
             .header(HOST, origin.authority.as_str())
             .header(ACCEPT, "application/json")
             .header(CACHE_CONTROL, "no-cache")
@@ -128,8 +149,11 @@ pub(crate) async fn get(
         if let Some(token) = token {
             request = request.header(AUTHORIZATION, bearer(token)?);
         }
+        if let Some(value) = shown {
+            request = request.header(PROXY_AUTHORIZATION, value);
+        }
         let request = request.body(Full::default()).map_err(|error| error.to_string())?;
-        let mut sender = origin.connect(None, tls, &origin.host).await?;
+        let mut sender = origin.connect(proxy.as_deref(), tls, &origin.host).await?;
         let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
         Answer::read(response).await
     };
@@ -188,7 +212,7 @@ pub(crate) struct Remote {
     origin: Origin,
     path: String,
     server_name: String,
-    proxy: Option<Proxy>,
+    proxy: Option<Arc<Proxy>>,
     access: Access,
     calls: Semaphore,
 }
@@ -205,9 +229,9 @@ impl Remote {
         Ok(Remote {
             url: url.to_owned(),
             server_name: server_name.unwrap_or_else(|| origin.host.clone()),
+            proxy: proxy.map(Arc::new).or_else(|| origin.proxy()),
             origin,
             path,
-            proxy,
             access: Access::new(tls, authorization)?,
             calls: Semaphore::new(MAX_CALLS),
         })
@@ -221,7 +245,7 @@ impl Remote {
             let Connections { tls, pool } = &*prepared.connections;
             let exchange = pool.exchange(
                 || self.request(body.clone(), prepared.header.as_ref()),
-                || self.origin.connect(self.proxy.as_ref(), tls, &self.server_name).boxed(),
+                || self.origin.connect(self.proxy.as_deref(), tls, &self.server_name).boxed(),
             );
             let (response, sender) = exchange.await?;
             let answer = Answer::read(response).await?;
@@ -278,9 +302,7 @@ impl Remote {
         body: Bytes,
         authorization: Option<&HeaderValue>,
     ) -> Result<Request<Full<Bytes>>, String> {
-        let proxy = self.proxy.as_ref().filter(|own| !self.origin.is_tls && own.takes_requests());
-        // such a proxy is sent the whole URL
-        let target = if proxy.is_some() { &self.url } else { &self.path };
+        let (target, shown) = self.origin.target(self.proxy.as_deref(), &self.url, &self.path);
         let mut request = Request::post(target)
             .header(HOST, self.origin.authority.as_str())
             .header(CONTENT_TYPE, "application/json")
@@ -289,7 +311,7 @@ impl Remote {
         if let Some(value) = authorization {
             request = request.header(AUTHORIZATION, value);
         }
-        if let Some(value) = proxy.and_then(Proxy::authorization) {
+        if let Some(value) = shown {
             request = request.header(PROXY_AUTHORIZATION, value);
         }
         request.body(Full::new(body)).map_err(|error| error.to_string())

@@ -24,6 +24,7 @@ mod system;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod trace;
 mod watches;
 mod writes;
 mod yaml;
@@ -42,6 +43,7 @@ use longshore_base::budget::{Holder, Share};
 use longshore_base::connections::Unadmitted;
 use longshore_base::panics;
 use longshore_serving::{Handler, Monitored, PROFILES, Peer};
+use longshore_telemetry::{Span, Tracer};
 use longshore_tls::ClientCa;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -85,6 +87,7 @@ pub(crate) struct Router {
     kubelet: KubeletClient,
     gates: FeatureGates,
     metrics: RequestMetrics,
+    tracer: Tracer,
     /// `None`: only the numbers of requests are limited.
     flow_control: Option<Arc<FlowControl>>,
     request_timeout: Duration,
@@ -136,6 +139,7 @@ impl Router {
         encryption: Option<Arc<Encryption>>,
         pages: PagesConfig,
         kubelet: KubeletClient,
+        tracer: Tracer,
         gates: FeatureGates,
         requests: RequestLimits,
         flow_control: Option<Arc<FlowControl>>,
@@ -152,6 +156,7 @@ impl Router {
             kubelet,
             gates,
             metrics: RequestMetrics::new(),
+            tracer,
             flow_control,
             request_timeout,
             // flags allow nothing that is not valid in a header
@@ -309,7 +314,8 @@ impl Router {
             "ComponentStatus" => Some("v1 ComponentStatus is deprecated in v1.19+".to_owned()),
             _ => custom::deprecation(call.resource),
         };
-        match self.answer_call(call).await {
+        let span = trace::operation(&call);
+        match span.enter(self.answer_call(call)).await {
             Ok(mut answer) => {
                 respond::warn(&mut answer, deprecation.as_slice());
                 Ok(answer)
@@ -453,6 +459,7 @@ impl Router {
         });
         let mut record = None;
         let mut rejected = None;
+        let mut span = Span::default();
         let (answer, held) = match admitted {
             Ok((line, admitted)) => {
                 drop(unadmitted);
@@ -467,7 +474,10 @@ impl Router {
                     Ok(seat) => {
                         record = own.map(|labels| self.metrics.begin(labels, began, lasts));
                         let watch = self.count_watch(class.as_ref(), line);
-                        let answer = contained(self.answer(caller, line, head, &mut body)).await;
+                        let took = began.elapsed();
+                        span = trace::request(&self.tracer, &caller.user, line, &head, &peer, took);
+                        let answer = contained(self.answer(caller, line, head, &mut body));
+                        let answer = span.enter(answer).await;
                         // A watch has none from now on.
                         drop(seat);
                         (answer, RequestGuard::Admitted(share, watch))
@@ -500,6 +510,13 @@ impl Router {
                 }
             }
         };
+        span.number("http.response.status_code", answer.status().as_u16().into());
+        if answer.status().is_server_error() {
+            span.fail("");
+        }
+        if span.is_recorded() {
+            answer.body_mut().trace(span);
+        }
         if let Some(class) = class {
             class.mark(answer.headers_mut());
         }

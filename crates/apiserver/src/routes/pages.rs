@@ -60,6 +60,11 @@ impl Pages {
         self.profiles.as_ref()
     }
 
+    /// Whether `/logs/` is served.
+    pub(super) fn has_logs(&self) -> bool {
+        self.config.logs.is_some()
+    }
+
     /// A health check was made for an endpoint.
     pub(super) fn checked(&self, check: &str, endpoint: &str, passed: bool) {
         self.checks.checked(check, endpoint, passed);

@@ -153,7 +153,11 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
         causes.invalid(&path.child("user"), "", why);
     }
     if kind == Review::LocalAccess {
-        let namespace = object::namespace(review);
+        // a review that names none is in that of its path
+        let namespace = match object::namespace(review) {
+            "" => call.path.namespace.as_str(),
+            own => own,
+        };
         if resource.is_object() && text(resource, "namespace") != namespace {
             let given = text(resource, "namespace");
             let why = "must match metadata.namespace";

@@ -44,6 +44,7 @@ impl Router {
         }
         let snapshot = self.api.definitions.snapshot();
         let custom = snapshot.resources();
+        let has_logs = self.pages.has_logs();
         if let Some(group) = path.strip_prefix("/apis/").filter(|group| !group.contains('/')) {
             let group = aggregator.group(group, discovery::group(custom, group));
             let group = group.ok_or_else(StatusError::no_such_page)?;
@@ -103,26 +104,28 @@ impl Router {
             "/openapi/v2" => {
                 let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
                 Ok(match openapi::v2::is_wanted(accept) {
-                    true => {
-                        respond::raw(StatusCode::OK, kind, openapi::v2::protobuf(custom).into())
-                    }
+                    true => respond::raw(
+                        StatusCode::OK,
+                        kind,
+                        openapi::v2::protobuf(custom, has_logs).into(),
+                    ),
                     false => {
-                        let document =
-                            snapshot.swagger(|custom| openapi::v2::document(custom).to_string());
+                        let document = snapshot
+                            .swagger(|custom| openapi::v2::document(custom, has_logs).to_string());
                         respond::tagged(headers, respond::JSON, document.to_owned())
                     }
                 })
             }
             openapi::browser::PATH => Ok(openapi::browser::page()),
             "/openapi/v3" => {
-                let mut index = snapshot.index(openapi::index).clone();
+                let mut index = snapshot.index(|custom| openapi::index(custom, has_logs)).clone();
                 for (path, url) in aggregator.openapi() {
                     index["paths"][path] = json!({"serverRelativeURL": url});
                 }
                 // as upstream has it, whatever it is
                 Ok(respond::text(StatusCode::OK, index.to_string()))
             }
-            path => match document(custom, path) {
+            path => match document(custom, has_logs, path) {
                 Some(document) if path.starts_with("/openapi/") => {
                     if !negotiate::accepts_json(accept) {
                         return Ok(respond::empty(StatusCode::NOT_ACCEPTABLE));
@@ -183,12 +186,12 @@ fn is_routed(path: &str) -> bool {
 }
 
 /// Discovery of a group or a version, or one OpenAPI document.
-fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
+fn document(custom: Custom<'_>, has_logs: bool, path: &str) -> Option<Value> {
     let mut parts = path.strip_prefix('/')?.splitn(3, '/');
     match (parts.next()?, parts.next()?, parts.next()) {
         ("api", version, None) => discovery::resources(custom, "", version),
         ("apis", group, Some(version)) => discovery::resources(custom, group, version),
-        ("openapi", "v3", Some(document)) => openapi::document(custom, document),
+        ("openapi", "v3", Some(document)) => openapi::document(custom, has_logs, document),
         _ => None,
     }
 }

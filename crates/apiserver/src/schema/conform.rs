@@ -12,7 +12,7 @@ use super::FieldValidation;
 use super::decode::{Decoded, MAX_NAMED_FIELDS, NO_KIND};
 use super::quantity::{self, Quantity};
 use super::value::text;
-use crate::api_types::{Field, Gvk, Leaf, Shape, Type, types};
+use crate::api_types::{Field, Gvk, Leaf, Shape, Type, go_field, types};
 use crate::status::StatusError;
 
 /// Go's type of what every object begins with.
@@ -201,12 +201,12 @@ struct Walk {
     /// Where it is, with indexes and keys.
     path: String,
     /// The fields that led there alone, as Go's JSON reader has them.
-    fields: Vec<String>,
+    fields: Vec<(&'static Type, String)>,
     unknown: Vec<String>,
 }
 
 impl Walk {
-    fn fields(&mut self, ty: &Type, object: &mut Map<String, Value>) -> Result<(), String> {
+    fn fields(&mut self, ty: &'static Type, object: &mut Map<String, Value>) -> Result<(), String> {
         let end = self.path.len();
         let mut dropped: Vec<String> = Vec::new();
         for (name, value) in object.iter_mut() {
@@ -214,7 +214,7 @@ impl Walk {
                 self.path.push('.');
             }
             self.path.push_str(name);
-            self.fields.push(name.clone());
+            self.fields.push((ty, name.clone()));
             match ty.field(name) {
                 None => {
                     if self.unknown.len() < MAX_NAMED_FIELDS {
@@ -243,7 +243,7 @@ impl Walk {
         Ok(())
     }
 
-    fn field(&mut self, ty: &Type, field: &Field, value: &mut Value) -> Result<(), String> {
+    fn field(&mut self, ty: &'static Type, field: &Field, value: &mut Value) -> Result<(), String> {
         match (field.shape, &mut *value) {
             (Shape::One, value) => self.leaf(ty, field, value),
             (Shape::List, Value::Array(list)) => self.list(ty, field, list),
@@ -262,16 +262,16 @@ impl Walk {
                     match value {
                         Value::Array(list) => self.list(ty, field, list)?,
                         Value::Null => *value = json!([]),
-                        other => return Err(self.mismatch(ty, other, &go_type(field))),
+                        other => return Err(self.mismatch(ty, other, &go_type(ty, field))),
                     }
                 }
                 Ok(())
             }
-            (_, other) => Err(self.mismatch(ty, other, &go_type(field))),
+            (_, other) => Err(self.mismatch(ty, other, &go_type(ty, field))),
         }
     }
 
-    fn list(&mut self, ty: &Type, field: &Field, list: &mut [Value]) -> Result<(), String> {
+    fn list(&mut self, ty: &'static Type, field: &Field, list: &mut [Value]) -> Result<(), String> {
         let end = self.path.len();
         for (i, value) in list.iter_mut().enumerate() {
             self.path.push_str(&format!("[{i}]"));
@@ -282,14 +282,19 @@ impl Walk {
     }
 
     /// A value within a list or map, where null stands for the zero value.
-    fn element(&mut self, ty: &Type, field: &Field, value: &mut Value) -> Result<(), String> {
+    fn element(
+        &mut self,
+        ty: &'static Type,
+        field: &Field,
+        value: &mut Value,
+    ) -> Result<(), String> {
         if value.is_null() {
             *value = zero(field.leaf);
         }
         self.leaf(ty, field, value)
     }
 
-    fn leaf(&mut self, ty: &Type, field: &Field, value: &mut Value) -> Result<(), String> {
+    fn leaf(&mut self, ty: &'static Type, field: &Field, value: &mut Value) -> Result<(), String> {
         let fits = match (field.leaf, &mut *value) {
             (Leaf::Struct(index), Value::Object(map)) => {
                 return self.fields(types().get(index), map);
@@ -330,10 +335,15 @@ impl Walk {
             }
             _ => false,
         };
-        if fits { Ok(()) } else { Err(self.mismatch(ty, value, &go_leaf(field.leaf, value))) }
+        if fits { Ok(()) } else { Err(self.mismatch(ty, value, &go_element(ty, field, value))) }
     }
 
     fn mismatch(&self, ty: &Type, value: &Value, go_type: &str) -> String {
+        let mut path: Vec<&str> = Vec::new();
+        for (ty, field) in &self.fields {
+            path.extend(go_field(ty, field).and_then(|go| go.embedded));
+            path.push(field);
+        }
         format!(
             "json: cannot unmarshal {} into Go struct field {}.{} of type {go_type}",
             match value {
@@ -342,7 +352,7 @@ impl Walk {
                 value => word(value).to_owned(),
             },
             ty.short_name(),
-            self.fields.join(".")
+            path.join(".")
         )
     }
 }
@@ -442,7 +452,25 @@ fn go_leaf(leaf: Leaf, value: &Value) -> String {
     name.to_owned()
 }
 
-fn go_type(field: &Field) -> String {
+/// The Go type that an item or a value of a field is read into.
+fn go_element(ty: &Type, field: &Field, value: &Value) -> String {
+    let named = go_field(ty, field.name).and_then(|go| go.go_type);
+    let of_text = named.filter(|_| field.leaf == Leaf::String).and_then(|name| match field.shape {
+        Shape::One => Some(name),
+        Shape::List => name.strip_prefix("[]"),
+        Shape::Map => {
+            name.strip_prefix("map[").and_then(|rest| rest.split_once(']')).map(|(_, of)| of)
+        }
+        Shape::MapOfLists => None,
+    });
+    of_text.map_or_else(|| go_leaf(field.leaf, value), str::to_owned)
+}
+
+/// The Go type that a field is read into.
+fn go_type(ty: &Type, field: &Field) -> String {
+    if let Some(name) = go_field(ty, field.name).and_then(|go| go.go_type) {
+        return name.to_owned();
+    }
     let leaf = go_leaf(field.leaf, &Value::Null);
     match field.shape {
         Shape::One => leaf,

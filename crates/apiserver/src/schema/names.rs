@@ -64,8 +64,7 @@ pub(crate) fn dns_subdomain(text: &str) -> Complaints {
 
 /// A DNS name whose labels may have underscores, as those of services in DNS have.
 pub(crate) fn dns_subdomain_with_underscores(text: &str) -> Complaints {
-    const LABEL: &str = "[a-z0-9]([-_a-z0-9]*[a-z0-9])?";
-    const FIRST: &str = "[a-z0-9_]([-_a-z0-9]*[a-z0-9])?";
+    const LABEL: &str = "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?";
     let mut complaints = Vec::new();
     if text.len() > 253 {
         complaints.push(max_len(253));
@@ -81,7 +80,7 @@ pub(crate) fn dns_subdomain_with_underscores(text: &str) -> Complaints {
         complaints.push(pattern(
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', \
              '-' or '.', and must start and end with an alphanumeric character",
-            &format!("{FIRST}(\\.{LABEL})*"),
+            &format!("{LABEL}(\\.{LABEL})*"),
             &["example.com"],
         ));
     }

@@ -58,6 +58,11 @@ impl Identity {
     }
 }
 
+/// The name of the lease of this server.
+pub(crate) fn name() -> String {
+    name_of(&super::hostname())
+}
+
 /// The name of the lease of the server on a host: upstream's hash of host and component.
 fn name_of(hostname: &str) -> String {
     let mut hash = Sha256::new();

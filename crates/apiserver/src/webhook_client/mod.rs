@@ -16,13 +16,16 @@ use futures::FutureExt as _;
 use http_body_util::Full;
 use hyper::Request;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use longshore_telemetry::{Kind, TRACEPARENT, child};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 pub(crate) use self::config::ClientConfig;
 use self::config::Target;
-use crate::http_client::{Sender, Tls, connect, read, refusal};
+use crate::http_client::{
+    Sender, Tls, connect, connect_through, proxy, read, refusal, trace_header,
+};
 use crate::registry::Registry;
 use crate::remote::{Access, Connections, HostCredentials};
 use crate::service_resolver::ServiceResolver;
@@ -103,15 +106,23 @@ impl WebhookClient {
         let failed = |reason: String| Error::Call { url: config.url(limit), reason };
         timeout(limit, async {
             let _slot = self.calls.acquire().await;
+            let mut span = child("HTTP POST", Kind::Client);
+            span.text("http.request.method", "POST");
+            span.text("url.full", config.url(limit));
+            let context = trace_header(&span);
             let kept = self.kept(config).map_err(Error::Config)?;
             let prepared = kept.prepare().await.map_err(failed)?;
             let Connections { tls, pool } = &*prepared.connections;
             let exchange = pool.exchange(
-                || request(config, body.clone(), prepared.header.as_ref(), limit),
+                || request(config, body.clone(), prepared.header.as_ref(), context.as_ref(), limit),
                 || self.connect(registry, config, tls).boxed(),
             );
             let (response, sender) = exchange.await.map_err(failed)?;
             let code = response.status();
+            span.number("http.response.status_code", code.as_u16().into());
+            if code.is_server_error() {
+                span.fail("");
+            }
             let body = read(response, MAX_ANSWER, Some(&self.large)).await.map_err(failed)?;
             pool.keep(sender);
             kept.answered(&prepared, code.as_u16()).await;
@@ -146,6 +157,12 @@ impl WebhookClient {
         config: &ClientConfig,
         tls: &Tls,
     ) -> Result<Sender, String> {
+        // as upstream, a proxy is given the name of a service, whatever is dialled without one
+        let name = config.server_name();
+        if let Some(proxy) = proxy::of_environment(true, &name, config.port()) {
+            let tls = Some((tls, name.as_str()));
+            return connect_through(Some(&*proxy), &name, config.port(), tls).await;
+        }
         let (host, port) = match &config.target {
             Target::Url { host, port, .. } => (host.clone(), *port),
             Target::Service { namespace, name, port, .. } => self
@@ -154,7 +171,7 @@ impl WebhookClient {
                 .await
                 .map_err(|error| error.to_string())?,
         };
-        connect(&host, port, Some((tls, &config.server_name()))).await
+        connect(&host, port, Some((tls, &name))).await
     }
 }
 
@@ -162,6 +179,7 @@ fn request(
     config: &ClientConfig,
     body: Bytes,
     authorization: Option<&HeaderValue>,
+    context: Option<&HeaderValue>,
     limit: Duration,
 ) -> Result<Request<Full<Bytes>>, String> {
     let host = HeaderValue::from_str(&config.authority()).map_err(|error| error.to_string())?;
@@ -172,6 +190,9 @@ fn request(
         .header(USER_AGENT, "kube-apiserver-admission");
     if let Some(value) = authorization {
         request = request.header(AUTHORIZATION, value);
+    }
+    if let Some(value) = context {
+        request = request.header(TRACEPARENT, value);
     }
     request.body(Full::new(body)).map_err(|error| error.to_string())
 }

@@ -30,6 +30,8 @@ pub struct Hook {
     pub ca_bundle: String,
     /// Path with query, and body, of each call.
     pub calls: Arc<Mutex<Vec<(String, Value)>>>,
+    /// The `traceparent` of each call that has one.
+    pub contexts: Arc<Mutex<Vec<String>>>,
 }
 
 pub fn whole(text: impl Into<Bytes>) -> HookBody {
@@ -142,10 +144,16 @@ where
 impl Hook {
     pub async fn start() -> Hook {
         let calls: Arc<Mutex<Vec<(String, Value)>>> = Arc::default();
-        let known = calls.clone();
-        let names = ["127.0.0.1", "hook.default.svc"];
-        let (port, ca_bundle) = serve(&names, move |request| answer(request, known.clone())).await;
-        Hook { port, ca_bundle, calls }
+        let contexts: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (known, traced) = (calls.clone(), contexts.clone());
+        let answered = move |request: Request<Incoming>| {
+            if let Some(context) = request.headers().get("traceparent") {
+                traced.lock().unwrap().push(context.to_str().unwrap().to_owned());
+            }
+            answer(request, known.clone())
+        };
+        let (port, ca_bundle) = serve(&["127.0.0.1", "hook.default.svc"], answered).await;
+        Hook { port, ca_bundle, calls, contexts }
     }
 
     /// A `clientConfig` by URL.

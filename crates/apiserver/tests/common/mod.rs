@@ -96,6 +96,7 @@ impl Cluster {
             audit: longshore_apiserver::AuditConfig::default(),
             encryption: None,
             pages: longshore_apiserver::PagesConfig::default(),
+            tracing: None,
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();
@@ -343,15 +344,20 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn start(flags: &[&str]) -> Daemon {
+        Daemon::start_in(&[], flags)
+    }
+
+    /// The same with these variables in its environment.
+    pub fn start_in(environment: &[(&str, &str)], flags: &[&str]) -> Daemon {
         let dir = tempfile::tempdir().unwrap();
-        Daemon { child: spawn(dir.path(), flags), dir }.ready()
+        Daemon { child: spawn(dir.path(), environment, flags), dir }.ready()
     }
 
     /// Starts it again on the same data.
     pub fn restart(mut self, flags: &[&str]) -> Daemon {
         self.terminate();
         std::fs::remove_file(self.kubeconfig()).unwrap();
-        self.child = spawn(self.dir.path(), flags);
+        self.child = spawn(self.dir.path(), &[], flags);
         self.ready()
     }
 
@@ -394,7 +400,7 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn(dir: &Path, flags: &[&str]) -> Child {
+fn spawn(dir: &Path, environment: &[(&str, &str)], flags: &[&str]) -> Child {
     let log = std::fs::File::create(dir.join("log")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_longshore-apiserver"));
     command.args(["--bind-address=127.0.0.1", "--secure-port=0", "--node-name=n1"]);
@@ -402,5 +408,9 @@ fn spawn(dir: &Path, flags: &[&str]) -> Child {
     if !flags.iter().any(|flag| flag.starts_with("--etcd-servers")) {
         command.arg(format!("--data-dir={}", dir.join("data").display()));
     }
+    for name in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
+        command.env_remove(name);
+    }
+    command.envs(environment.iter().copied());
     command.args(flags).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }

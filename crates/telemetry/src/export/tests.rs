@@ -1,60 +1,21 @@
-use std::convert::Infallible;
-
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use tokio::net::UnixListener;
-use tonic::server::UnaryService;
-use tonic::{Request, Response};
-
 use super::*;
-use crate::otlp::{self, Value};
-use crate::{Kind, SpanContext, Tracer, current, within};
-
-/// A collector that hands on what it is sent.
-#[derive(Clone)]
-struct Collector(mpsc::UnboundedSender<ExportTraceServiceRequest>);
-
-impl UnaryService<ExportTraceServiceRequest> for Collector {
-    type Response = ExportTraceServiceResponse;
-    type Future = BoxFuture<'static, Result<Response<Self::Response>, Status>>;
-
-    fn call(&mut self, request: Request<ExportTraceServiceRequest>) -> Self::Future {
-        let _ = self.0.send(request.into_inner());
-        std::future::ready(Ok(Response::new(ExportTraceServiceResponse {}))).boxed()
-    }
-}
-
-/// Serves a collector on that socket.
-fn serve(listener: UnixListener, collector: Collector) -> longshore_grpc::Server {
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
-        assert_eq!(request.uri().path(), METHOD);
-        let collector = collector.clone();
-        async move {
-            let codec =
-                ProstCodec::<ExportTraceServiceResponse, ExportTraceServiceRequest>::default();
-            let response = tonic::server::Grpc::new(codec).unary(collector, request).await;
-            Ok::<_, Infallible>(response)
-        }
-    });
-    longshore_grpc::Server::serve(listener, service)
-}
+use crate::testing::Collector;
+use crate::{Kind, SpanContext, Tracer, child, current, within};
 
 fn settings(endpoint: String, rate_per_million: u32) -> Settings {
-    Settings { endpoint, rate_per_million, service: "kubelet", host: "n".to_owned() }
+    Settings {
+        endpoint,
+        rate_per_million,
+        service: "kubelet",
+        attributes: vec![("host.name", "n".to_owned())],
+    }
 }
 
 #[tokio::test]
 async fn trace_spans_reach_the_collector() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("otlp.sock");
-    let listener = UnixListener::bind(&path).unwrap();
-    let (sender, mut received) = mpsc::unbounded_channel();
-    let _serving = serve(listener, Collector(sender));
-
-    let (tracer, exporter) =
-        Tracer::new(&settings(format!("unix://{}", path.display()), 1_000_000)).unwrap();
+    let mut collector = Collector::start(&dir.path().join("otlp.sock"));
+    let (tracer, exporter) = Tracer::new(&settings(collector.endpoint(), 1_000_000)).unwrap();
     let mut outer = tracer.span("syncPod", Kind::Internal);
     outer.text("k8s.pod.name", "web");
     let sent = within(outer.context(), async {
@@ -73,21 +34,45 @@ async fn trace_spans_reach_the_collector() {
     drop(tracer);
     exporter.run().await;
 
-    let request = received.recv().await.unwrap();
-    let resource = &request.resource_spans[0];
-    let attributes = &resource.resource.as_ref().unwrap().attributes;
-    assert_eq!(attributes[0], KeyValue::text("service.name", "kubelet".to_owned()));
-    let spans = &resource.scope_spans[0].spans;
+    let spans = collector.spans().await;
     let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
     assert_eq!(names, ["runtime.v1.RuntimeService/RunPodSandbox", "/pods", "syncPod"]);
     let (inner, pods, outer) = (&spans[0], &spans[1], &spans[2]);
-    assert_eq!((inner.kind, &inner.parent_span_id), (otlp::CLIENT, &outer.span_id));
-    assert_eq!(inner.status.as_ref().unwrap().code, otlp::ERROR);
-    let number = inner.attributes[0].value.as_ref().unwrap().value.clone();
-    assert_eq!(number, Some(Value::Number(2)));
-    assert!(inner.start_time_unix_nano <= inner.end_time_unix_nano);
-    assert!(pods.parent_span_id.is_empty() && pods.trace_id != outer.trace_id);
-    assert_eq!(pods.links[0].span_id, inner.span_id);
+    assert_eq!(inner.resource["service.name"], "kubelet");
+    assert_eq!(inner.resource["host.name"], "n");
+    assert_eq!((inner.kind, inner.parent), (Kind::Client, Some(outer.context.span)));
+    assert!(inner.failed && !outer.failed && inner.begins <= inner.ends);
+    assert_eq!(inner.attributes["rpc.grpc.status_code"], "2");
+    assert_eq!(outer.attributes["k8s.pod.name"], "web");
+    assert!(pods.parent.is_none() && pods.context.trace != outer.context.trace);
+    assert_eq!(pods.links, [inner.context.span]);
+}
+
+#[tokio::test]
+async fn trace_children_go_where_their_parents_go() {
+    let (finished, mut spans) = mpsc::channel(10);
+    let tracer = Tracer::sampling(0, finished);
+    assert!(child("x", Kind::Internal).context().is_none());
+    // a client that is trusted decides
+    let client = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let mut request = tracer.continued("KubernetesAPI", Some(client));
+    request.began(std::time::Duration::from_secs(5));
+    let inner = request.enter(async { child("Get", Kind::Internal) }).await;
+    assert!(request.is_recorded() && inner.is_recorded());
+    let ids = [&inner, &request].map(|span| span.context().unwrap().span.to_vec());
+    drop((inner, request));
+    let (inner, request) = (spans.try_recv().unwrap(), spans.try_recv().unwrap());
+    assert_eq!([&inner.span_id, &request.span_id], [&ids[0], &ids[1]]);
+    assert_eq!(inner.parent_span_id, request.span_id);
+    assert_eq!(request.parent_span_id, [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]);
+    assert!(inner.start_time_unix_nano - request.start_time_unix_nano > 4_000_000_000);
+    // what is not sampled is told to others all the same
+    let request = tracer.continued("KubernetesAPI", None);
+    let inner = request.enter(async { child("Get", Kind::Internal) }).await;
+    assert!(!inner.is_recorded());
+    assert_eq!(inner.context().unwrap().trace, request.context().unwrap().trace);
+    drop((inner, request));
+    assert!(spans.try_recv().is_err());
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures::future::join_all;
+use longshore_telemetry::{Kind, child};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -47,6 +48,14 @@ pub(crate) enum Role {
 }
 
 impl Role {
+    /// The name of the span of a call.
+    fn span(self) -> &'static str {
+        match self {
+            Role::Mutating => "Call mutating webhook",
+            Role::Validating => "Call validating webhook",
+        }
+    }
+
     /// As metrics name it.
     fn name(self) -> &'static str {
         match self {
@@ -286,8 +295,18 @@ impl Webhooks {
             Role::Mutating => &self.mutating_client,
             Role::Validating => &self.validating_client,
         };
-        let answer = caller
-            .call(registry, client, Bytes::from(body), hook.timeout)
+        let mut span = child(role.span(), Kind::Internal);
+        if span.is_recorded() {
+            let Resource { group, version, plural, .. } = attributes.resource;
+            span.text("configuration", &hook.configuration);
+            span.text("webhook", &hook.name);
+            span.text("resource", format!("{group}/{version}, Resource={plural}"));
+            span.text("subresource", attributes.subresource);
+            span.text("operation", attributes.operation.name());
+            span.text("UID", &uid);
+        }
+        let answer = span
+            .enter(caller.call(registry, client, Bytes::from(body), hook.timeout))
             .await
             .map_err(|error| Failure::Calling(error.code(), error.to_string()))?;
         let verdict = review::verdict(version, &uid, role == Role::Mutating, &answer);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use longshore_structural::{Path as JsonPath, Schema};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{APPROVAL, approval, has_condition, is_protected, schemas};
 use crate::kinds::validate as rules;
@@ -18,7 +18,7 @@ pub(super) fn check(definition: &Value, old: Option<&Value>, causes: &mut Causes
     let spec = &definition["spec"];
     let wanted = format!("{}.{}", text(&spec["names"]["plural"]), text(&spec["group"]));
     let given = text(&definition["metadata"]["name"]);
-    if old.is_none() && given != wanted {
+    if old.is_none() && given != wanted && !given.is_empty() {
         let path = Path::root("metadata");
         causes.invalid(&path.child("name"), given, "must be spec.names.plural+\".\"+spec.group");
     }
@@ -86,14 +86,20 @@ fn check_spec(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mut C
     rules::one_of(&path.child("scope"), &spec["scope"], &["Cluster", "Namespaced"], causes);
     let versions = items(&spec["versions"]);
     let versions_path = path.child("versions");
+    let spec_path = *path;
     for (i, version) in versions.iter().enumerate() {
         let path = versions_path.index(i);
         let name = text(&version["name"]);
         let complaints = names::dns_1035_label(name);
         if !complaints.is_empty() {
             causes.invalid(&path.child("name"), name, complaints.join(","));
+            if versions.len() == 1 {
+                causes.invalid(&spec_path.child("version"), name, complaints.join(","));
+            }
         }
-        check_version(&path, version, causes);
+        // what a single version has is that of the definition in upstream's form
+        let of_version = if versions.len() == 1 { &spec_path } else { &path };
+        check_version(&path, of_version, version, causes);
     }
     schemas::check(spec, old, causes);
     let unique: BTreeSet<&str> = versions.iter().map(|version| text(&version["name"])).collect();
@@ -114,7 +120,8 @@ fn check_spec(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mut C
     check_conversion(&path.child("conversion"), spec, old, causes);
 }
 
-fn check_version(path: &Path<'_>, version: &Value, causes: &mut Causes) {
+/// `parts` is where subresources, columns and selectable fields are.
+fn check_version(path: &Path<'_>, parts: &Path<'_>, version: &Value, causes: &mut Causes) {
     if let Value::String(warning) = &version["deprecationWarning"] {
         let path = path.child("deprecationWarning");
         if version["deprecated"] != true {
@@ -134,7 +141,7 @@ fn check_version(path: &Path<'_>, version: &Value, causes: &mut Causes) {
         let schema = path.child("schema");
         causes.required(&schema.child("openAPIV3Schema"), "");
     }
-    let subresources = path.child("subresources");
+    let subresources = parts.child("subresources");
     let scale = &version["subresources"]["scale"];
     for (field, prefix, is_needed) in [
         ("specReplicasPath", ".spec.", true),
@@ -166,10 +173,10 @@ fn check_version(path: &Path<'_>, version: &Value, causes: &mut Causes) {
         }
     }
     for (i, column) in items(&version["additionalPrinterColumns"]).iter().enumerate() {
-        let columns = path.child("additionalPrinterColumns");
+        let columns = parts.child("additionalPrinterColumns");
         check_column(&columns.index(i), column, causes);
     }
-    check_selectable(path, version, causes);
+    check_selectable(parts, version, causes);
 }
 
 fn check_column(path: &Path<'_>, column: &Value, causes: &mut Causes) {
@@ -374,7 +381,7 @@ fn stored_versions(definition: &Value, causes: &mut Causes) {
     let stored = items(&definition["status"]["storedVersions"]);
     let versions = items(&definition["spec"]["versions"]);
     if stored.is_empty() {
-        causes.invalid(&path, &json!([]), "must have at least one stored version");
+        causes.invalid(&path, &Value::Null, "must have at least one stored version");
         return;
     }
     for (i, name) in stored.iter().enumerate() {

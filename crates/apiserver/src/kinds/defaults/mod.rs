@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{custom, strategy};
 use crate::api_types::{Leaf, Resource, Shape, Type, types};
-use crate::schema::value::{default, default_absent, is_zero, items_mut, map_mut};
+use crate::schema::value::{default, default_absent, is_zero, items_mut, map_mut, text};
 
 /// Fills in upstream's defaults. The object conforms to the resource's type.
 pub fn apply_defaults(resource: &Resource, object: &mut Value) {
@@ -67,9 +67,29 @@ pub(super) fn namespace(namespace: &mut Map<String, Value>) {
 }
 
 pub(super) fn node(node: &mut Map<String, Value>) {
+    if let Some(spec) = map_mut(node, "spec") {
+        one_range(spec);
+    }
     let Some(status) = map_mut(node, "status") else { return };
     if let Some(capacity) = status.get("capacity").cloned() {
         default_absent(status, "allocatable", capacity);
+    }
+}
+
+/// `podCIDR`, which old clients know alone, is the first of `podCIDRs`; where it is another, it counts.
+fn one_range(spec: &mut Map<String, Value>) {
+    let own = spec.get("podCIDR").map(text).filter(|range| !range.is_empty());
+    let first = spec.get("podCIDRs").and_then(|ranges| ranges.get(0)).map(text);
+    match (own, first) {
+        (Some(own), first) if first != Some(own) => {
+            let ranges = json!([own]);
+            spec.insert("podCIDRs".into(), ranges);
+        }
+        (None, Some(first)) => {
+            let first = first.into();
+            spec.insert("podCIDR".into(), first);
+        }
+        _ => {}
     }
 }
 

@@ -249,6 +249,30 @@ fn wrong_types() {
             "json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels of type string",
         ),
         (
+            json!({"spec": {"restartPolicy": 1}}),
+            "json: cannot unmarshal number into Go struct field PodSpec.spec.restartPolicy of type v1.RestartPolicy",
+        ),
+        (
+            json!({"spec": {"containers": [{"ports": [{"protocol": true}]}]}}),
+            "json: cannot unmarshal bool into Go struct field ContainerPort.spec.containers.ports.protocol of type v1.Protocol",
+        ),
+        (
+            json!({"spec": {"containers": [{"resources": {"limits": []}}]}}),
+            "json: cannot unmarshal array into Go struct field ResourceRequirements.spec.containers.resources.limits of type v1.ResourceList",
+        ),
+        (
+            json!({"spec": {"containers": [{"securityContext": {"capabilities": {"add": [1]}}}]}}),
+            "json: cannot unmarshal number into Go struct field Capabilities.spec.containers.securityContext.capabilities.add of type v1.Capability",
+        ),
+        (
+            json!({"spec": {"volumes": [{"csi": []}]}}),
+            "json: cannot unmarshal array into Go struct field Volume.spec.volumes.VolumeSource.csi of type v1.CSIVolumeSource",
+        ),
+        (
+            json!({"spec": {"volumes": [{"secret": {"items": {}}}]}}),
+            "json: cannot unmarshal object into Go struct field SecretVolumeSource.spec.volumes.VolumeSource.secret.items of type []v1.KeyToPath",
+        ),
+        (
             json!({"spec": {"containers": [{"resources": {"limits": {"cpu": "1x"}}}]}}),
             "quantities must match the regular expression \
              '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",

@@ -8,6 +8,7 @@ mod pod_rules;
 mod preparing;
 mod rules;
 mod storage_rules;
+mod wording;
 mod workloads;
 
 use serde_json::{Value, json};

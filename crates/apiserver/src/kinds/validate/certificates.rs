@@ -66,7 +66,7 @@ pub(in crate::kinds) fn update(request: &Value, old: &Value, part: Part, causes:
 fn spec(spec: &Value, causes: &mut Causes) {
     let path = Path::root("spec");
     if let Err(error) = csr::Request::parse(text(&spec["request"])) {
-        causes.invalid(&path.child("request"), text(&spec["request"]), error);
+        causes.invalid(&path.child("request"), &spec["request"], error);
     }
     let usages = path.child("usages");
     if items(&spec["usages"]).is_empty() {

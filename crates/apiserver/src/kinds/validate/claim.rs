@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{immutable, meta, one_of, selector};
+use super::{immutable, meta, selector, supported};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::quantity::Quantity;
@@ -56,7 +56,7 @@ pub(in crate::kinds) fn spec(path: &Path<'_>, spec: &Value, causes: &mut Causes)
     positive(&size.key("storage"), &spec["resources"]["requests"]["storage"], causes);
     class(&path.child("storageClassName"), &spec["storageClassName"], causes);
     if !spec["volumeMode"].is_null() {
-        one_of(&path.child("volumeMode"), &spec["volumeMode"], &VOLUME_MODES, causes);
+        supported(&path.child("volumeMode"), &spec["volumeMode"], &VOLUME_MODES, causes);
     }
     for field in ["dataSource", "dataSourceRef"] {
         source(&path.child(field), &spec[field], causes);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Serialize;
 use serde_json::Value;
 
 use super::handlers::{lifecycle, probe};
@@ -437,7 +438,17 @@ pub(in crate::kinds) fn seccomp(path: &Path<'_>, profile: &Value, causes: &mut C
         (true, given) => volume::descending(&file, text(given), causes),
         (false, Value::Null) => {}
         (false, _) => {
-            causes.invalid(&file, profile, "can only be set when seccomp type is Localhost")
+            #[derive(Serialize)]
+            #[serde(rename_all = "PascalCase")]
+            struct Shown<'a> {
+                r#type: &'a str,
+                localhost_profile: &'a Value,
+            }
+            let shown = Shown {
+                r#type: text(&profile["type"]),
+                localhost_profile: &profile["localhostProfile"],
+            };
+            causes.invalid(&file, &shown, "can only be set when seccomp type is Localhost")
         }
     }
 }
@@ -461,7 +472,7 @@ pub(in crate::kinds) fn app_armor(path: &Path<'_>, profile: &Value, causes: &mut
     let given = &profile["localhostProfile"];
     let name = text(given);
     if text(&profile["type"]) != "Localhost" {
-        if !given.is_null() {
+        if !given.is_null() && !text(&profile["type"]).is_empty() {
             let why = "can only be set when AppArmor type is Localhost";
             causes.invalid(&field, name, why);
         }

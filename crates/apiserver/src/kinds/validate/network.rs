@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use serde::Serialize;
 use serde_json::Value;
 
 use super::container::port_number;
@@ -280,6 +281,18 @@ fn single_stack(path: &Path<'_>, spec: &Value, released: &str, causes: &mut Caus
     }
 }
 
+/// What Go shows of a port that is there twice.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct ShownPort<'a> {
+    name: &'a str,
+    protocol: &'a str,
+    app_protocol: Option<&'a str>,
+    port: i64,
+    target_port: i64,
+    node_port: i64,
+}
+
 fn service_ports(path: &Path<'_>, spec: &Value, kind: &str, causes: &mut Causes) {
     let list = path.child("ports");
     let ports = items(&spec["ports"]);
@@ -303,7 +316,15 @@ fn service_ports(path: &Path<'_>, spec: &Value, kind: &str, causes: &mut Causes)
         handlers::port(&path.child("targetPort"), &port["targetPort"], causes);
         app_protocol(&path, port, causes);
         if !seen_ports.insert((protocol, number)) {
-            causes.duplicate(&path, port, "");
+            let shown = ShownPort {
+                name: "",
+                protocol,
+                app_protocol: None,
+                port: number,
+                target_port: 0,
+                node_port: 0,
+            };
+            causes.duplicate(&path, &shown, "");
         }
         let Some(node) = port["nodePort"].as_i64().filter(|n| *n != 0) else { continue };
         if kind == "ClusterIP" {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::claim::{VOLUME_MODES, access_modes, class, positive};
-use super::{immutable, one_of, scheduling, storage, volume};
+use super::{immutable, one_of, scheduling, storage, supported, volume};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::value::{entries, is_zero, items, same, text};
@@ -49,7 +49,7 @@ pub(in crate::kinds) fn volume(volume: &Value, old: Option<&Value>, causes: &mut
     }
     class(&path.child("storageClassName"), &spec["storageClassName"], causes);
     if !spec["volumeMode"].is_null() {
-        one_of(&path.child("volumeMode"), &spec["volumeMode"], &VOLUME_MODES, causes);
+        supported(&path.child("volumeMode"), &spec["volumeMode"], &VOLUME_MODES, causes);
     }
     attributes_class(&path, spec, causes);
     if let Some(old) = old {

@@ -5,6 +5,7 @@ use serde_json::Value;
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::value::{items, same, text};
+use crate::selector::LabelSelector;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -63,6 +64,9 @@ fn aggregation(rule: &Value, causes: &mut Causes) {
     }
     for (i, selector) in selectors.iter().enumerate() {
         super::selector(&path.index(i), selector, causes);
+    }
+    if selectors.iter().any(|selector| LabelSelector::of(selector).is_err()) {
+        causes.invalid(&path, &Value::Null, "invalid label selector.");
     }
 }
 

@@ -164,8 +164,6 @@ pub(super) fn topology_spread(path: &Path<'_>, constraints: &Value, causes: &mut
         let topology_path = path.child("topologyKey");
         if topology.is_empty() {
             causes.required(&topology_path, "can not be empty");
-        } else {
-            causes.each(&topology_path, topology, names::qualified(topology));
         }
         let actions = ["DoNotSchedule", "ScheduleAnyway"];
         if !actions.contains(&action) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::{immutable, non_negative, one_of, persistent_volume, selector};
+use super::{immutable, non_negative, one_of, persistent_volume, selector, supported};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::quantity::Quantity;
@@ -25,7 +25,7 @@ pub(in crate::kinds) fn storage_class(class: &Value, old: Option<&Value>, causes
         one_of(&Path::root("reclaimPolicy"), policy, &["Delete", "Retain"], causes);
     }
     let modes = ["Immediate", "WaitForFirstConsumer"];
-    one_of(&Path::root("volumeBindingMode"), &class["volumeBindingMode"], &modes, causes);
+    supported(&Path::root("volumeBindingMode"), &class["volumeBindingMode"], &modes, causes);
     let list = Path::root("allowedTopologies");
     let mut seen = BTreeSet::new();
     for (i, term) in items(&class["allowedTopologies"]).iter().enumerate() {
@@ -75,7 +75,10 @@ fn provisioner(field: &str, name: &Value, causes: &mut Causes) {
     let path = Path::root(field);
     match text(name) {
         "" => causes.required(&path, ""),
-        name => causes.each(&path, name, names::qualified(&name.to_lowercase())),
+        name => {
+            let lower = name.to_lowercase();
+            causes.each(&path, &lower, names::qualified(&lower));
+        }
     }
 }
 
@@ -175,6 +178,9 @@ pub(in crate::kinds) fn csi_node(node: &Value, old: Option<&Value>, causes: &mut
         non_negative(&allocatable.child("count"), &driver["allocatable"]["count"], causes);
         let mut keys = BTreeSet::new();
         for key in items(&driver["topologyKeys"]).iter().map(text) {
+            if key.is_empty() {
+                causes.required(&path, "");
+            }
             causes.each(&path, key, names::qualified(key));
             if !keys.insert(key) {
                 causes.duplicate(&path, key, "");
@@ -213,7 +219,7 @@ pub(in crate::kinds) fn csi_driver(driver: &Value, old: Option<&Value>, causes: 
         }
     }
     if !spec["fsGroupPolicy"].is_null() {
-        one_of(&path.child("fsGroupPolicy"), &spec["fsGroupPolicy"], &FS_GROUP_POLICIES, causes);
+        supported(&path.child("fsGroupPolicy"), &spec["fsGroupPolicy"], &FS_GROUP_POLICIES, causes);
     }
     token_requests(&path.child("tokenRequests"), &spec["tokenRequests"], causes);
     for mode in items(&spec["volumeLifecycleModes"]) {

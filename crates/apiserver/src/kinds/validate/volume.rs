@@ -230,15 +230,15 @@ fn projected(path: &Path<'_>, projected: &Value, causes: &mut Causes) {
                 causes
                     .forbidden(&source_path, "may not specify more than 1 volume type per source");
             }
-            let path = source_path.child(kind);
+            let own = source_path.child(kind);
             match kind.as_str() {
-                "secret" | "configMap" => keyed(&path, source, "name", causes),
+                "secret" | "configMap" => keyed(&own, source, "name", causes),
                 "downwardAPI" => items(&source["items"])
                     .iter()
-                    .for_each(|file| downward_file(&path, file, causes)),
-                "serviceAccountToken" => token(&path, source, causes),
+                    .for_each(|file| downward_file(&own, file, causes)),
+                "serviceAccountToken" => token(&own, path, source, causes),
                 "podCertificate" => {
-                    pod_certificate(&path, source, causes);
+                    pod_certificate(&own, source, causes);
                     CERTIFICATE_PATHS.iter().for_each(|field| taken(&source[*field], causes));
                 }
                 _ => {}
@@ -283,11 +283,12 @@ fn pod_certificate(path: &Path<'_>, source: &Value, causes: &mut Causes) {
     }
 }
 
-fn token(path: &Path<'_>, token: &Value, causes: &mut Causes) {
+/// `volume` is the path that upstream names for that of the file.
+fn token(path: &Path<'_>, volume: &Path<'_>, token: &Value, causes: &mut Causes) {
     let seconds = token["expirationSeconds"].as_i64().unwrap_or(0);
     token_life(&path.child("expirationSeconds"), seconds, causes);
-    required(&path.child("path"), &token["path"], causes);
-    local(&path.child("path"), text(&token["path"]), causes);
+    required(&volume.child("path"), &token["path"], causes);
+    local(&volume.child("path"), text(&token["path"]), causes);
 }
 
 /// The bounds of a token's expiration.
