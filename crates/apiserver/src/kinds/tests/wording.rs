@@ -64,7 +64,7 @@ fn wording_of_validation_is_upstreams() {
         (
             "csinodes",
             spec(json!({"drivers": [{"name": "d", "nodeID": "n", "topologyKeys": [""]}]})),
-            "spec.drivers[0].topologyKeys: Required value".into(),
+            "spec.drivers[0]: Required value".into(),
         ),
         (
             "poddisruptionbudgets",
