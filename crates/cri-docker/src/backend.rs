@@ -26,10 +26,10 @@ impl fmt::Debug for Backend {
 }
 
 impl Backend {
-    /// The services over an engine, which need not run yet.
+    /// The services over an engine, which need not run yet. Its socket has to be there.
     ///
     /// # Errors
-    /// When the endpoint of the engine is not one, and when the streaming address cannot be listened at.
+    /// When the endpoint of the engine is not one or has no socket, and when the streaming address cannot be listened at.
     pub async fn new(settings: Settings) -> Result<Self> {
         let settings = Arc::new(settings);
         let engine = connect(&settings.docker_endpoint, settings.request_timeout)?;

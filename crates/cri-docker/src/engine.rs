@@ -81,7 +81,7 @@ pub fn connect(endpoint: &str, timeout: Duration) -> Result<Engine> {
         return Err(invalid("the path of the socket is not absolute"));
     }
     let facts = Arc::new(Facts { api: AtomicU32::new(OLDEST), oom_floor: AtomicI64::new(-1000) });
-    // Bollard checks that the socket exists; an engine that is not started yet is no error.
+    // Bollard refuses a socket that does not exist. One that refuses connections is waited for.
     let transport = Transport { socket: path.into(), facts: Arc::clone(&facts) };
     let docker = transport
         .client(timeout)
