@@ -126,7 +126,21 @@ impl World {
         lines
     }
 
-    /// The same without.
+    /// The chains and rules of both tables with counters, once no packet of what has ended is under way.
+    pub(crate) async fn settled(&self) -> [Vec<String>; 2] {
+        let mut last = [self.counted(Table::Filter).await, self.counted(Table::Nat).await];
+        for _ in 0..50 {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let now = [self.counted(Table::Filter).await, self.counted(Table::Nat).await];
+            if now == last {
+                break;
+            }
+            last = now;
+        }
+        last
+    }
+
+    /// Chains and rules of both tables, sorted.
     pub(crate) async fn rules(&self) -> Vec<String> {
         let mut all = Vec::new();
         for table in [Table::Filter, Table::Nat] {
