@@ -276,12 +276,6 @@ mod tests {
         }
     }
 
-    type Served = hyper::server::conn::http2::Connection<
-        TokioIo<tokio_rustls::server::TlsStream<tokio::net::TcpStream>>,
-        Answers,
-        TokioExecutor,
-    >;
-
     /// A TLS listener with these protocols.
     async fn listen(protocols: &[&str]) -> (TlsAcceptor, tokio::net::TcpListener, Config) {
         let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
@@ -385,8 +379,9 @@ mod tests {
         assert_eq!(connections.load(Ordering::SeqCst), 1);
     }
 
-    /// A TLS server of HTTP/2 that ends each connection, as `end` does, when it has answered a request.
-    async fn serve_one_each(end: fn(Pin<&mut Served>)) -> Config {
+    /// A TLS server of HTTP/2 that says on each connection, once it has answered a request, that it takes
+    /// no more.
+    async fn serve_one_each() -> Config {
         let (acceptor, listener, config) = listen(&["h2"]).await;
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -398,7 +393,7 @@ mod tests {
                     let mut served = std::pin::pin!(served);
                     tokio::select! {
                         _ = served.as_mut() => return,
-                        _ = is_answered.recv() => end(served.as_mut()),
+                        _ = is_answered.recv() => served.as_mut().graceful_shutdown(),
                     }
                     let _ = served.await;
                 });
@@ -409,7 +404,7 @@ mod tests {
 
     #[tokio::test]
     async fn connection_pool_leaves_connections_that_the_server_ends() {
-        let config = serve_one_each(|served| served.graceful_shutdown()).await;
+        let config = serve_one_each().await;
         let pool = ConnectionPool::new(config).unwrap();
         for _ in 0..50 {
             let request = Request::post("/api").body(Body::from(b"{}".to_vec())).unwrap();

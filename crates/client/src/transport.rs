@@ -193,7 +193,8 @@ impl Shared {
         }
         let (alone, mut last) = (servers.len() < 2, None);
         for server in servers {
-            let Some(attempt) = copy(&request) else {
+            // The only server is sent the request as it is: there is no second attempt.
+            let Some(attempt) = (!alone).then(|| copy(&request)).flatten() else {
                 return self.attempt(&server, request).await.map_err(Failure::into);
             };
             match self.attempt(&server, attempt).await {
@@ -201,7 +202,6 @@ impl Shared {
                     server.set_up(true);
                     return Ok(answer);
                 }
-                Err(failure) if alone => return Err(failure.into()),
                 Err(failure) => {
                     self.mark_down(&server, &failure);
                     // the server may have executed it: a retry is the caller's decision
