@@ -127,11 +127,11 @@ async fn hog_among_others(cluster: &mut Cluster, has_room: impl Fn() -> bool) {
 #[tokio::test]
 async fn eviction_by_memory_pressure() {
     let available = available_memory().unwrap();
-    let room = (available / 3).min(1024 * MI);
-    let threshold = available - room;
+    let headroom = (available / 3).min(1024 * MI);
+    let threshold = available - headroom;
     let amount = format!("{}Mi", threshold / MI);
     let mut cluster = Cluster::start_with(hard(json!({"memory.available": amount}))).await;
-    hog_among_others(&mut cluster, || available_memory().unwrap() > threshold + room / 2).await;
+    hog_among_others(&mut cluster, || available_memory().unwrap() > threshold + headroom / 2).await;
 }
 
 #[tokio::test]

@@ -85,20 +85,22 @@ impl Text {
             return self.written.split_to(length);
         }
         let mut part = BytesMut::with_capacity(length);
-        while let Some(room) = length.checked_sub(part.len()).filter(|room| *room > 0) {
+        while let Some(remaining) =
+            length.checked_sub(part.len()).filter(|remaining| *remaining > 0)
+        {
             let until = match self.shared.front() {
                 Some((position, _)) => position.saturating_sub(self.taken),
                 None => self.written.len(),
             };
             match self.shared.front_mut() {
                 Some((_, shared)) if until == 0 => {
-                    move_to(&mut part, shared, room);
+                    move_to(&mut part, shared, remaining);
                     if shared.is_empty() {
                         self.shared.pop_front();
                     }
                 }
                 _ => {
-                    let moved = move_to(&mut part, &mut self.written, room.min(until));
+                    let moved = move_to(&mut part, &mut self.written, remaining.min(until));
                     self.taken = self.taken.saturating_add(moved);
                 }
             }

@@ -188,8 +188,8 @@ impl AsyncWrite for Kept {
         _: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let room = MAX_OUTPUT.saturating_sub(self.0.len());
-        self.0.extend(bytes.iter().take(room));
+        let remaining = MAX_OUTPUT.saturating_sub(self.0.len());
+        self.0.extend(bytes.iter().take(remaining));
         Poll::Ready(Ok(bytes.len()))
     }
 

@@ -105,16 +105,16 @@ async fn images_are_pulled_listed_and_removed() -> Result<()> {
 
     let id = engine.pull(&first, None).await?;
     assert!(id.starts_with("sha256:"), "{id}");
-    let told = engine.status(&first).await?.expect("it was pulled");
-    assert_eq!((&told.id, &told.repo_tags[..]), (&id, &[first.clone()][..]));
-    assert_eq!((told.uid.map(|uid| uid.value), told.username.as_str()), (Some(1000), ""));
-    assert!(told.size > 1 << 20 && !told.pinned, "{told:?}");
-    let [digested] = &told.repo_digests[..] else { panic!("{told:?}") };
+    let status = engine.status(&first).await?.expect("it was pulled");
+    assert_eq!((&status.id, &status.repo_tags[..]), (&id, &[first.clone()][..]));
+    assert_eq!((status.uid.map(|uid| uid.value), status.username.as_str()), (Some(1000), ""));
+    assert!(status.size > 1 << 20 && !status.pinned, "{status:?}");
+    let [digested] = &status.repo_digests[..] else { panic!("{status:?}") };
     assert!(digested.starts_with(&format!("{}@sha256:", repository(&first))));
     // without a tag, latest is meant; and its user has a name
     let other = engine.pull(&repository(&second), None).await?;
-    let told = engine.status(&second).await?.expect("it was pulled");
-    assert_eq!((&told.id, told.uid, told.username.as_str()), (&other, None, "nobody"));
+    let status = engine.status(&second).await?.expect("it was pulled");
+    assert_eq!((&status.id, status.uid, status.username.as_str()), (&other, None, "nobody"));
 
     let hex = id.strip_prefix("sha256:").unwrap();
     for name in [

@@ -121,16 +121,16 @@ impl<'a> Parts<'a> {
     fn small(&self, base: u32, exponent: i32) -> Option<(Amount, bool)> {
         let length = |digits: &str| i64::try_from(digits.len()).unwrap_or(i64::MAX);
         let (whole, fraction) = (length(self.whole), length(self.fraction));
-        let (factor, scale, room) = match base {
+        let (factor, scale, remaining) = match base {
             10 => (1_i64, exponent, SAFE_DIGITS.saturating_sub(whole).saturating_sub(fraction)),
             _ if fraction == 0 => {
                 let digits = i64::from(exponent).saturating_mul(3) / 10;
-                let room = 14_i64.saturating_sub(whole).saturating_sub(digits);
-                (1_i64.checked_shl(exponent.unsigned_abs())?, 0, room)
+                let remaining = 14_i64.saturating_sub(whole).saturating_sub(digits);
+                (1_i64.checked_shl(exponent.unsigned_abs())?, 0, remaining)
             }
             _ => return None,
         };
-        if room < 0 {
+        if remaining < 0 {
             return None;
         }
         let scale = scale.checked_sub(i32::try_from(fraction).ok()?)?;

@@ -48,8 +48,8 @@ impl Outcome {
     }
 
     fn merge(&mut self, other: Outcome) {
-        let room = MAX_ERRORS.saturating_sub(self.errors.len());
-        self.errors.extend(other.errors.into_iter().take(room));
+        let remaining = MAX_ERRORS.saturating_sub(self.errors.len());
+        self.errors.extend(other.errors.into_iter().take(remaining));
         self.checks = self.checks.saturating_add(other.checks);
     }
 

@@ -137,8 +137,8 @@ pub(super) fn scaled_up(rolling: bool, limits: Limits, size: isize, total: isize
     if !rolling || size > limits.replicas {
         return limits.replicas;
     }
-    let room = limits.most().saturating_sub(total);
-    if room <= 0 { size } else { size.saturating_add(room.min(limits.replicas - size)) }
+    let remaining = limits.most().saturating_sub(total);
+    if remaining <= 0 { size } else { size.saturating_add(remaining.min(limits.replicas - size)) }
 }
 
 /// The size of each of the old replica sets in a rolling update: first those are scaled down that have

@@ -494,12 +494,12 @@ fn arrange_group<'a>(
     }
     while !group.endpoints.is_empty() {
         let left = group.endpoints.len();
-        let room = |slice: &EndpointSlice| template.maximum.checked_sub(count(slice) + left);
+        let remaining = |slice: &EndpointSlice| template.maximum.checked_sub(count(slice) + left);
         let fitting = unchanged
             .iter()
             .enumerate()
             .filter(|(_, slice)| left < template.maximum && count(slice) > 0)
-            .filter_map(|(at, slice)| Some((room(slice)?, at)))
+            .filter_map(|(at, slice)| Some((remaining(slice)?, at)))
             .min();
         match fitting {
             Some((_, at)) => {

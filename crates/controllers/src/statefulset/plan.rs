@@ -193,12 +193,12 @@ fn replaced(view: &View<'_>, by_ordinal: &BTreeMap<isize, &Arc<Pod>>) -> Vec<Ste
     let serves = |ordinal: &isize| by_ordinal.get(ordinal).is_some_and(|pod| view.serves(pod));
     let serving = wanted.clone().filter(serves).count();
     let unavailable = total - isize::try_from(serving).unwrap_or(total);
-    let room = usize::try_from(most - unavailable).unwrap_or_default();
+    let remaining = usize::try_from(most - unavailable).unwrap_or_default();
     let old = wanted.rev().take_while(|ordinal| *ordinal >= first).filter_map(|ordinal| {
         let pod = by_ordinal.get(&ordinal)?;
         is_old(pod).then(|| Step::Replace(Arc::clone(pod)))
     });
-    old.take(room).collect()
+    old.take(remaining).collect()
 }
 
 /// The status, of the pods as they are.

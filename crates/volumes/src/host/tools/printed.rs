@@ -77,8 +77,8 @@ impl Printed {
     }
 
     fn keep(&mut self, block: &[u8], count: usize) {
-        let room = MOST.saturating_sub(self.kept.len());
-        self.kept.extend_from_slice(block.get(..count.min(room)).unwrap_or_default());
+        let remaining = MOST.saturating_sub(self.kept.len());
+        self.kept.extend_from_slice(block.get(..count.min(remaining)).unwrap_or_default());
     }
 }
 
