@@ -20,24 +20,6 @@ const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 /// The types that every custom kind refers to.
 pub(super) const METAS: [&str; 2] = [OBJECT_META, LIST_META];
 
-/// What the fields of metadata are, for `kubectl explain` of custom objects.
-pub(super) fn descriptions(name: &str) -> &'static [(&'static str, &'static str)] {
-    match name {
-        OBJECT_META => &[
-            (
-                "creationTimestamp",
-                "CreationTimestamp is a timestamp representing the server time when this object was \
-                 created. It is set by the server.",
-            ),
-            ("name", "Name must be unique within a namespace. It cannot be updated."),
-            ("namespace", "Namespace defines the space within which each name must be unique."),
-            ("labels", "Map of string keys and values that can be used to organize objects."),
-            ("annotations", "Annotations is an unstructured map that tools may set."),
-        ],
-        _ => &[],
-    }
-}
-
 /// The version of OpenAPI that a document is of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {

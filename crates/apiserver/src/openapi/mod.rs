@@ -3,15 +3,18 @@
 //! to merge lists. Documents are generated from the API types: those of version 3 on request, that of
 //! version 2 once for each set of custom kinds.
 //!
-//! Current limitations: no descriptions of built-in kinds, and no deprecated paths of watches.
+//! Current limitations: no deprecated paths of watches, and no descriptions of lists of built-in kinds.
 
 pub mod browser;
 mod custom;
+mod descriptions;
+mod message;
 mod operations;
 mod schemas;
 mod server;
 pub mod v2;
 mod v2_message;
+mod v3_message;
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -30,12 +33,18 @@ const TITLE: &str = "Kubernetes";
 /// What the documents say of themselves.
 static VERSION: LazyLock<String> = LazyLock::new(|| format!("v1.{MINOR}.0"));
 
+/// The media type of a document as a message. Old clients send it with an `@`, which is not valid in a
+/// media type.
+pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v3.v1.0+protobuf";
+
 /// `/openapi/v3`: the documents there are. `has_logs`: whether `/logs/` is served.
 #[must_use]
 pub fn index(custom: Custom<'_>, has_logs: bool) -> Value {
     // what is in a document of built-in kinds depends on this crate alone
-    static BUILT_IN: LazyLock<String> =
-        LazyLock::new(|| hash(format!("{} {}", env!("CARGO_PKG_VERSION"), crate::api_types::DATA)));
+    static BUILT_IN: LazyLock<String> = LazyLock::new(|| {
+        let parts = [env!("CARGO_PKG_VERSION"), crate::api_types::DATA, descriptions::text()];
+        hash(parts.join(" "))
+    });
     let mut paths = Map::new();
     let mut put = |path: String, hash: &str| {
         let url = format!("/openapi/v3/{path}?hash={hash}");
@@ -85,6 +94,12 @@ pub fn document(custom: Custom<'_>, has_logs: bool, path: &str) -> Option<Value>
         "paths": paths,
         "components": {"schemas": schemas.finish(), "securitySchemes": security()},
     }))
+}
+
+/// A document as a message `openapi.v3.Document`.
+#[must_use]
+pub fn message(document: &Value) -> Vec<u8> {
+    v3_message::document(document)
 }
 
 /// The paths of `api/v1` or `apis/GROUP/VERSION`; `None` when nothing of it is served.

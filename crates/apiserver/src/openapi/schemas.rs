@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::custom::{self, Dialect};
+use super::descriptions;
 use super::operations::{META, PATCH, Path};
 use super::server::VERSION_INFO;
 use crate::api_types::{Field, Leaf, ListKind, Resource, Shape, Type, types};
@@ -197,7 +198,11 @@ impl Schemas {
             };
             properties.insert((*field).to_owned(), property);
         }
+        describe(name, &mut properties);
         let mut schema = json!({"type": "object", "required": required, "properties": properties});
+        if let Some(text) = text(name) {
+            schema["description"] = text.into();
+        }
         if let Some(kind) = name.strip_prefix(META).filter(|_| fields.contains(&API_VERSION)) {
             schema["x-kubernetes-group-version-kind"] =
                 json!([{"group": "", "version": "v1", "kind": kind}]);
@@ -229,10 +234,11 @@ impl Schemas {
     fn schema(&mut self, ty: &Type) -> Value {
         let mut properties: Map<String, Value> =
             ty.fields.iter().map(|field| (field.name.to_owned(), self.property(field))).collect();
-        for (name, description) in custom::descriptions(ty.name) {
-            properties[*name]["description"] = (*description).into();
-        }
+        describe(ty.name, &mut properties);
         let mut schema = json!({"type": "object"});
+        if let Some(text) = text(ty.name) {
+            schema["description"] = text.into();
+        }
         if !properties.is_empty() {
             schema["properties"] = properties.into();
         }
@@ -291,7 +297,7 @@ impl Schemas {
     }
 
     fn leaf(&mut self, leaf: Leaf) -> Value {
-        let (name, schema) = match leaf {
+        let (name, mut schema) = match leaf {
             Leaf::Struct(index) => {
                 let name = self.add(types().get(index));
                 return self.reference(name);
@@ -329,8 +335,25 @@ impl Schemas {
                 json!({"type": "string", "format": "date-time"}),
             ),
         };
+        if let Some(text) = text(name) {
+            schema["description"] = text.into();
+        }
         self.done.insert(name.to_owned(), schema);
         self.reference(name)
+    }
+}
+
+/// What the type of this name is.
+fn text(name: &str) -> Option<String> {
+    descriptions::of(name)?.text()
+}
+
+/// Says of the fields of the type of this name what they are.
+fn describe(name: &str, properties: &mut Map<String, Value>) {
+    for (field, text) in descriptions::of(name).into_iter().flat_map(|known| known.fields()) {
+        if let Some(property) = properties.get_mut(field) {
+            property["description"] = text.into();
+        }
     }
 }
 

@@ -67,8 +67,10 @@ fn openapi_has_what_kubectl_needs() {
     );
     let schemas = &document["components"]["schemas"];
     assert_eq!(schemas["io.k8s.api.core.v1.Pod"]["x-kubernetes-group-version-kind"], json!([gvk]));
+    let mut containers = schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"].clone();
+    assert!(containers.as_object_mut().unwrap().remove("description").is_some());
     assert_eq!(
-        schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"],
+        containers,
         json!({
             "type": "array", "items": {"$ref": "#/components/schemas/io.k8s.api.core.v1.Container"},
             "x-kubernetes-list-map-keys": ["name"], "x-kubernetes-list-type": "map",
@@ -172,4 +174,29 @@ fn openapi_has_every_field_of_the_version() {
         crate::discovery::version().as_object().unwrap().keys().cloned().collect();
     answered.sort();
     assert_eq!(described, answered.iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn openapi_documents_describe_types_and_fields() {
+    for (path, schemas) in
+        [("api/v1", "io.k8s.api.core.v1."), ("apis/apps/v1", "io.k8s.api.apps.v1.")]
+    {
+        let document = document(&[], true, path).unwrap();
+        for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+            if !name.starts_with(schemas) || name.ends_with("List") {
+                continue;
+            }
+            assert!(schema["description"].is_string(), "{name}");
+            for (field, property) in schema["properties"].as_object().into_iter().flatten() {
+                assert!(property["description"].is_string(), "{name}.{field}");
+            }
+        }
+    }
+    let document = document(&[], true, "api/v1").unwrap();
+    let schemas = &document["components"]["schemas"];
+    let containers = &schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
+    let text = containers["description"].as_str().unwrap();
+    assert!(text.starts_with("List of containers belonging to the pod."), "{text}");
+    let quantity = &schemas["io.k8s.apimachinery.pkg.api.resource.Quantity"];
+    assert!(quantity["description"].as_str().unwrap().contains('\n'), "{quantity}");
 }

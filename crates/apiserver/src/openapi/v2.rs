@@ -12,12 +12,6 @@ use crate::discovery::{Custom, all};
 /// The media type. Old clients send it with an `@`, which is not valid in a media type.
 pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
-/// Whether the message is wanted rather than JSON.
-#[must_use]
-pub fn is_wanted(accept: Option<&str>) -> bool {
-    accept.is_some_and(|accept| accept.replace('@', ".").contains(PROTOBUF))
-}
-
 /// The document. `has_logs`: whether `/logs/` is served.
 #[must_use]
 pub fn document(custom: Custom<'_>, has_logs: bool) -> Value {
@@ -135,14 +129,5 @@ mod tests {
         ] {
             assert!(ids.contains(id), "{id}");
         }
-    }
-
-    #[test]
-    fn openapi_v2_is_wanted_by_either_spelling() {
-        assert!(is_wanted(Some("application/com.github.proto-openapi.spec.v2@v1.0+protobuf")));
-        assert!(is_wanted(Some(
-            "text/x, application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
-        )));
-        assert!(!is_wanted(Some("application/json")) && !is_wanted(None));
     }
 }

@@ -1,35 +1,14 @@
 //! PURE: a document of OpenAPI 2 as a message. Numbers of fields are those of package `openapi.v2` in
-//! gnostic-models (`OpenAPIv2.proto`), which client-go reads. Keys that the messages here do not have are
-//! left out.
+//! gnostic-models (`OpenAPIv2.proto`), which client-go reads.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::api_types::wire::{Result, Writer};
+use super::message::{Field, Form, encode};
 
-/// How a value is written into a field.
-enum Form {
-    Text,
-    Flag,
-    Number,
-    Double,
-    /// A message `Any`, with the value as YAML, which JSON is.
-    Any,
-    /// An object of these keys.
-    Message(fn() -> &'static [Field]),
-    /// Each of a list.
-    Each(&'static Form),
-    /// An object of any keys: a message whose field of this number has a name and a value for each.
-    Named(u32, &'static Form),
-    /// A message of which this field is all there is.
-    Inside(u32, &'static Form),
-    /// What properties that have no name are: a schema, or whether there may be any.
-    Additional,
-    /// A parameter, by where it is.
-    Parameter,
+/// The message `openapi.v2.Document`.
+pub(super) fn document(document: &Value) -> Vec<u8> {
+    encode(document_fields(), document)
 }
-
-/// Key, number of the field, form of the value. The key `x-` stands for all that begin so.
-type Field = (&'static str, u32, Form);
 
 fn document_fields() -> &'static [Field] {
     &[
@@ -64,7 +43,7 @@ fn path() -> &'static [Field] {
         ("options", 6, Form::Message(operation)),
         ("head", 7, Form::Message(operation)),
         ("patch", 8, Form::Message(operation)),
-        ("parameters", 9, Form::Each(&Form::Parameter)),
+        ("parameters", 9, Form::Each(&Form::Choice(parameter))),
         ("x-", 10, Form::Any),
     ]
 }
@@ -76,7 +55,7 @@ fn operation() -> &'static [Field] {
         ("operationId", 5, Form::Text),
         ("produces", 6, Form::Each(&Form::Text)),
         ("consumes", 7, Form::Each(&Form::Text)),
-        ("parameters", 8, Form::Each(&Form::Parameter)),
+        ("parameters", 8, Form::Each(&Form::Choice(parameter))),
         ("responses", 9, Form::Named(1, &Form::Inside(1, &Form::Message(response)))),
         ("schemes", 10, Form::Each(&Form::Text)),
         ("x-", 13, Form::Any),
@@ -145,7 +124,7 @@ fn schema() -> &'static [Field] {
         ("minProperties", 18, Form::Number),
         ("required", 19, Form::Each(&Form::Text)),
         ("enum", 20, Form::Each(&Form::Any)),
-        ("additionalProperties", 21, Form::Additional),
+        ("additionalProperties", 21, Form::Choice(additional)),
         ("type", 22, Form::Inside(1, &Form::Text)),
         ("items", 23, Form::Inside(1, &Form::Message(schema))),
         ("allOf", 24, Form::Each(&Form::Message(schema))),
@@ -154,81 +133,25 @@ fn schema() -> &'static [Field] {
     ]
 }
 
-/// The message `openapi.v2.Document`.
-pub(super) fn document(document: &Value) -> Vec<u8> {
-    let mut out = Writer::default();
-    // Only who writes can refuse a value, and nothing here does.
-    let _: Result<()> = message(&mut out, document_fields(), document);
-    out.into_bytes()
+/// What properties that have no name are: a schema, or whether there may be any.
+fn additional(value: &Value) -> Option<&'static Form> {
+    const SCHEMA: Form = Form::Inside(1, &Form::Message(schema));
+    const FLAG: Form = Form::Inside(2, &Form::Flag);
+    Some(if value.is_boolean() { &FLAG } else { &SCHEMA })
 }
 
-fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
-    value.as_object().into_iter().flat_map(Map::iter)
-}
-
-fn message(out: &mut Writer, fields: &[Field], value: &Value) -> Result<()> {
-    for (key, value) in entries(value) {
-        let is_extension = key.starts_with("x-");
-        let wanted = if is_extension { "x-" } else { key };
-        let Some((_, number, form)) = fields.iter().find(|(key, ..)| *key == wanted) else {
-            continue;
-        };
-        match is_extension {
-            true => named(out, *number, key, form, value)?,
-            false => write(out, *number, form, value)?,
-        }
-    }
-    Ok(())
-}
-
-fn named(out: &mut Writer, number: u32, name: &str, form: &Form, value: &Value) -> Result<()> {
-    out.nested(number, |pair| {
-        pair.bytes(1, name.as_bytes());
-        write(pair, 2, form, value)
+/// ParametersItem with a Parameter: that of the body, or the NonBodyParameter of the query or the path.
+fn parameter(value: &Value) -> Option<&'static Form> {
+    const BODY: Form = Form::Inside(1, &Form::Inside(1, &Form::Message(body_parameter)));
+    const OF_QUERY: Form =
+        Form::Inside(1, &Form::Inside(2, &Form::Inside(3, &Form::Message(query_parameter))));
+    const OF_PATH: Form =
+        Form::Inside(1, &Form::Inside(2, &Form::Inside(4, &Form::Message(path_parameter))));
+    Some(match value["in"].as_str() {
+        Some("body") => &BODY,
+        Some("path") => &OF_PATH,
+        _ => &OF_QUERY,
     })
-}
-
-fn write(out: &mut Writer, number: u32, form: &Form, value: &Value) -> Result<()> {
-    match form {
-        Form::Text => out.bytes(number, value.as_str().unwrap_or_default().as_bytes()),
-        Form::Flag => out.number(number, i64::from(value.as_bool().unwrap_or_default())),
-        Form::Number => out.number(number, value.as_i64().unwrap_or_default()),
-        Form::Double => out.double(number, value.as_f64().unwrap_or_default()),
-        Form::Any => out.nested(number, |any| {
-            any.bytes(2, value.to_string().as_bytes());
-            Ok(())
-        })?,
-        Form::Message(fields) => out.nested(number, |inner| message(inner, fields(), value))?,
-        Form::Each(form) => {
-            for one in value.as_array().into_iter().flatten() {
-                write(out, number, form, one)?;
-            }
-        }
-        Form::Named(inside, form) => out.nested(number, |inner| {
-            entries(value).try_for_each(|(key, value)| named(inner, *inside, key, form, value))
-        })?,
-        Form::Inside(inside, form) => {
-            out.nested(number, |inner| write(inner, *inside, form, value))?;
-        }
-        Form::Additional => out.nested(number, |inner| match value.as_bool() {
-            Some(_) => write(inner, 2, &Form::Flag, value),
-            None => write(inner, 1, &Form::Message(schema), value),
-        })?,
-        Form::Parameter => {
-            // ParametersItem, Parameter, and NonBodyParameter of the query or the path
-            const OF_QUERY: Form =
-                Form::Inside(2, &Form::Inside(3, &Form::Message(query_parameter)));
-            const OF_PATH: Form = Form::Inside(2, &Form::Inside(4, &Form::Message(path_parameter)));
-            const BODY: Form = Form::Inside(1, &Form::Message(body_parameter));
-            let form = match value["in"].as_str() {
-                Some("body") => &BODY,
-                Some("path") => &OF_PATH,
-                _ => &OF_QUERY,
-            };
-            out.nested(number, |item| write(item, 1, form, value))?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -269,8 +192,8 @@ mod tests {
             {"in": "query", "name": "q", "uniqueItems": true},
             {"in": "path", "name": "p"},
         ]);
-        let mut out = Writer::default();
-        write(&mut out, 1, &Form::Each(&Form::Parameter), &parameters).unwrap();
+        let fields = [("parameters", 1, Form::Each(&Form::Choice(parameter)))];
+        let written = encode(&fields, &json!({"parameters": parameters}));
         let body = [field(3, "body"), field(2, "b"), field(5, "")].concat();
         let query = [field(2, "query"), field(4, "q"), vec![0xa0, 1, 1]].concat();
         let path = [field(2, "path"), field(4, "p")].concat();
@@ -279,6 +202,6 @@ mod tests {
             field(1, field(1, field(2, field(3, query)))),
             field(1, field(1, field(2, field(4, path)))),
         ];
-        assert_eq!(out.into_bytes(), expected.concat());
+        assert_eq!(written, expected.concat());
     }
 }

@@ -195,10 +195,23 @@ pub(super) fn json_document(accept: Option<&str>) -> Result<(), StatusError> {
     }
 }
 
-/// Whether a document of OpenAPI, which is JSON, is accepted.
-pub(super) fn accepts_json(accept: Option<&str>) -> bool {
-    let accept = accept.filter(|accept| !accept.trim().is_empty());
-    accept.is_none_or(|accept| clauses(accept).iter().any(|clause| is_json(clause.media_type)))
+/// What an OpenAPI document is sent as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DocumentForm {
+    Json,
+    Message,
+}
+
+/// The form of an OpenAPI document whose message has that media type; `None`: the client accepts neither. Old
+/// clients send the type with an `@`, which is not valid in a media type.
+pub(super) fn document_form(accept: Option<&str>, message: &str) -> Option<DocumentForm> {
+    let Some(accept) = accept.filter(|accept| !accept.trim().is_empty()) else {
+        return Some(DocumentForm::Json);
+    };
+    clauses(accept).iter().find_map(|clause| match clause.media_type {
+        json if is_json(json) => Some(DocumentForm::Json),
+        other => (other.replace('@', ".") == message).then_some(DocumentForm::Message),
+    })
 }
 
 /// What an answer is sent as that can be any of them. `is_status`: it is a Status, which has no other form.
@@ -230,6 +243,27 @@ pub(super) fn wants_aggregated_discovery(accept: Option<&str>) -> bool {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn openapi_documents_are_messages_for_who_prefers_them() {
+        const TYPE: &str = crate::openapi::PROTOBUF;
+        let old = TYPE.replace("v3.v1", "v3@v1");
+        for (accept, expected) in [
+            (None, Some(DocumentForm::Json)),
+            (Some(" "), Some(DocumentForm::Json)),
+            (Some("*/*"), Some(DocumentForm::Json)),
+            (Some("application/json"), Some(DocumentForm::Json)),
+            (Some(TYPE), Some(DocumentForm::Message)),
+            (Some(&old), Some(DocumentForm::Message)),
+            (Some(&format!("{TYPE},application/json")), Some(DocumentForm::Message)),
+            (Some(&format!("{TYPE};q=0.5,application/json")), Some(DocumentForm::Json)),
+            (Some(&format!("text/x, {TYPE}")), Some(DocumentForm::Message)),
+            (Some(crate::openapi::v2::PROTOBUF), None),
+            (Some("text/x"), None),
+        ] {
+            assert_eq!(document_form(accept, TYPE), expected, "{accept:?}");
+        }
+    }
 
     #[test]
     fn forms() {

@@ -108,9 +108,13 @@ pub(super) fn compress(answer: &mut Answer) {
 }
 
 /// A document with an ETag; without its text for a client that has it already.
-pub(super) fn tagged(request: &HeaderMap, content_type: HeaderValue, text: String) -> Answer {
+pub(super) fn tagged(
+    request: &HeaderMap,
+    content_type: HeaderValue,
+    content: impl AsRef<[u8]> + Into<Body>,
+) -> Answer {
     let hash: String =
-        Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02X}")).collect();
+        Sha256::digest(content.as_ref()).iter().map(|byte| format!("{byte:02X}")).collect();
     let tag = format!("\"{hash}\"");
     let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
     let is_known = known
@@ -119,7 +123,7 @@ pub(super) fn tagged(request: &HeaderMap, content_type: HeaderValue, text: Strin
         .any(|known| known == "*" || known == tag);
     let mut answer = match is_known {
         true => raw(StatusCode::NOT_MODIFIED, content_type, Body::from("")),
-        false => raw(StatusCode::OK, content_type, Body::from(text)),
+        false => raw(StatusCode::OK, content_type, content.into()),
     };
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         answer.headers_mut().insert(header::ETAG, tag);

@@ -6,6 +6,7 @@ use hyper::{Method, StatusCode, Uri};
 use longshore_serving::PROFILES;
 use serde_json::{Value, json};
 
+use super::negotiate::DocumentForm;
 use super::request::RequestLine;
 use super::respond::{self, Result};
 use super::{Router, negotiate, served};
@@ -96,24 +97,18 @@ impl Router {
                 negotiate::document(accept, false)?;
                 Ok(respond::json(StatusCode::OK, &aggregator.groups(discovery::groups(custom))))
             }
-            "/openapi/v2"
-                if !openapi::v2::is_wanted(accept) && !negotiate::accepts_json(accept) =>
-            {
-                Ok(respond::empty(StatusCode::NOT_ACCEPTABLE))
-            }
             "/openapi/v2" => {
-                let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
-                Ok(match openapi::v2::is_wanted(accept) {
-                    true => respond::raw(
-                        StatusCode::OK,
-                        kind,
-                        openapi::v2::protobuf(custom, has_logs).into(),
-                    ),
-                    false => {
+                let message = HeaderValue::from_static(openapi::v2::PROTOBUF);
+                Ok(match negotiate::document_form(accept, openapi::v2::PROTOBUF) {
+                    Some(DocumentForm::Message) => {
+                        respond::tagged(headers, message, openapi::v2::protobuf(custom, has_logs))
+                    }
+                    Some(DocumentForm::Json) => {
                         let document = snapshot
                             .swagger(|custom| openapi::v2::document(custom, has_logs).to_string());
                         respond::tagged(headers, respond::JSON, document.to_owned())
                     }
+                    None => respond::empty(StatusCode::NOT_ACCEPTABLE),
                 })
             }
             openapi::browser::PATH => Ok(openapi::browser::page()),
@@ -127,10 +122,16 @@ impl Router {
             }
             path => match document(custom, has_logs, path) {
                 Some(document) if path.starts_with("/openapi/") => {
-                    if !negotiate::accepts_json(accept) {
-                        return Ok(respond::empty(StatusCode::NOT_ACCEPTABLE));
-                    }
-                    Ok(respond::tagged(headers, respond::JSON, document.to_string()))
+                    let message = HeaderValue::from_static(openapi::PROTOBUF);
+                    Ok(match negotiate::document_form(accept, openapi::PROTOBUF) {
+                        Some(DocumentForm::Message) => {
+                            respond::tagged(headers, message, openapi::message(&document))
+                        }
+                        Some(DocumentForm::Json) => {
+                            respond::tagged(headers, respond::JSON, document.to_string())
+                        }
+                        None => respond::empty(StatusCode::NOT_ACCEPTABLE),
+                    })
                 }
                 Some(document) => {
                     negotiate::document(accept, is_routed)?;
