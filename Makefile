@@ -10,7 +10,7 @@ export CARGO_INCREMENTAL ?= 0
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help install uninstall deb tarball docs run test test-unit fuzz linearizability vm-test e2e-node vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
+.PHONY: help install uninstall deb tarball static static-test docs run test test-unit fuzz linearizability vm-test e2e-node vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,6 +46,27 @@ deb: ## build packages for Debian, and check them with lintian; OUT=directory, I
 tarball: ## pack programs, units and an installer for machines without dpkg; OUT=directory, INSTALL_PROFILE=release
 	cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
 	@scripts/package.sh tarball "$(built)" "$(OUT)"
+
+# As `uname -m` prints it.
+ARCH ?= $(shell uname -m)
+static_target = $(ARCH)-unknown-linux-musl
+static_built = $$CARGO_TARGET_DIR/$(static_target)/$(notdir $(built))
+# Rust brings musl; the C compiler is for the assembler code of the crate ring, and links for other architectures.
+build_static = env CC_$(ARCH)_unknown_linux_musl=$(ARCH)-linux-gnu-gcc \
+	CARGO_TARGET_$(shell echo $(ARCH) | tr a-z A-Z)_UNKNOWN_LINUX_MUSL_LINKER=$(ARCH)-linux-gnu-gcc \
+	cargo build --locked --profile $(INSTALL_PROFILE) --target $(static_target) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+static: ## build programs that need no C library, and pack them; ARCH=x86_64 or aarch64, OUT=directory, INSTALL_PROFILE=release
+	@scripts/install-deps.sh static $(ARCH)
+	rustup target add $(static_target)
+	$(build_static)
+	@scripts/package.sh tarball "$(static_built)" "$(OUT)" $(ARCH)-linux-static
+
+static-test: ## build static programs, run them in the root directories of Debian 11 to 13 and in an empty one, then as a cluster
+	@scripts/install-deps.sh static $(ARCH)
+	@scripts/install-deps.sh static-test
+	rustup target add $(static_target)
+	$(build_static) -p longshore-demo
+	@scripts/static-test.sh "$(static_built)" $(CACHE)/roots
 
 docs: ## make a book of docs/ with mdbook, which is installed when it is missing; OUT=directory
 	@command -v mdbook >/dev/null || cargo install --locked mdbook --version '^0.5'

@@ -2,9 +2,10 @@
 # Installs what building and running Longshore needs from Debian's packages, and only what is
 # missing. Nothing that a package brings along is started or enabled.
 #
-#   install-deps.sh [run|docker|test|vm|deb]     docker adds the Docker Engine, test what only the tests need, vm
-#                                                what those in the virtual machine need; deb is what packages are
-#                                                made with
+#   install-deps.sh [run|docker|test|vm|deb|static [ARCH]|static-test]
+#       docker adds the Docker Engine, test what only the tests need, vm what those in the virtual machine need; deb is
+#       what packages are made with; static is what builds static programs for an architecture as `uname -m` prints
+#       it, and static-test what these are tested with
 set -eu
 
 mode=${1:-run}
@@ -13,6 +14,7 @@ run_packages="gcc libc6-dev pkg-config ca-certificates
     iproute2 util-linux protobuf-compiler libprotobuf-dev"
 test_packages="etcd-server docker-registry docker.io curl nftables openssl e2fsprogs debhelper lintian"
 deb_packages="gcc libc6-dev pkg-config protobuf-compiler libprotobuf-dev debhelper lintian"
+static_packages="gcc-$(echo "${2:-$(uname -m)}" | tr _ -)-linux-gnu libc6-dev pkg-config protobuf-compiler libprotobuf-dev"
 vm_packages="qemu-system-x86 debootstrap e2fsprogs binutils"
 
 case $mode in
@@ -21,8 +23,10 @@ docker) packages="$run_packages docker.io" ;;
 test) packages="$run_packages $test_packages" ;;
 vm) packages="$run_packages $vm_packages" ;;
 deb) packages=$deb_packages ;;
+static) packages=$static_packages ;;
+static-test) packages="$run_packages debootstrap curl" ;;
 *)
-    echo "usage: $0 [run|docker|test|vm|deb]" >&2
+    echo "usage: $0 [run|docker|test|vm|deb|static [ARCH]|static-test]" >&2
     exit 2
     ;;
 esac
@@ -35,6 +39,7 @@ is_installed() {
 is_provided() {
     case $1 in
     gcc) command -v cc ;;
+    gcc-*-linux-gnu) command -v "$(uname -m)-linux-gnu-gcc" && [ "$1" = "gcc-$(uname -m | tr _ -)-linux-gnu" ] ;;
     containerd) command -v containerd && command -v ctr ;;
     runc) command -v runc ;;
     etcd-server) command -v etcd ;;

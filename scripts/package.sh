@@ -1,15 +1,17 @@
 #!/bin/sh
 # Packs programs that were built: Debian's packages by debhelper, or a tarball that needs no package manager.
 # Given the same programs twice, it makes the same bytes.
-# usage: package.sh deb|tarball BIN_DIR OUT_DIR
+# usage: package.sh deb|tarball BIN_DIR OUT_DIR [PLATFORM]
+# PLATFORM: the last part of the tarball's name, where the programs are not for this machine
 # DEB_COMPRESSION: options of dpkg-deb, such as -Zgzip
 set -eu
 usage() {
-    echo "usage: $0 deb|tarball BIN_DIR OUT_DIR" >&2
+    echo "usage: $0 deb|tarball BIN_DIR OUT_DIR [PLATFORM]" >&2
     exit 2
 }
-[ $# = 3 ] || usage
+[ $# = 3 ] || [ $# = 4 ] || usage
 kind=$1
+platform=${4:-$(uname -m)-linux}
 source=$(cd "$(dirname "$0")/.." && pwd)
 bin=$(cd "$2" && pwd)
 mkdir -p "$3"
@@ -55,7 +57,7 @@ deb() {
 }
 
 tarball() {
-    name=longshore-$version-$(uname -m)-linux
+    name=longshore-$version-$platform
     tree=$scratch/$name
     mkdir -p "$tree/bin" "$tree/scripts"
     for program in longshore longshore-host longshore-apiserver longshore-controllers longshore-dns longshore-manual; do

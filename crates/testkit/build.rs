@@ -11,6 +11,8 @@ fn main() -> io::Result<()> {
         .args(["--edition=2024", "--crate-name=pause", "--target", &var("TARGET")?])
         .args(["-Copt-level=s", "-Cpanic=abort", "-Cstrip=symbols", "-Crelocation-model=static"])
         .args(["-Ctarget-feature=+crt-static", "-Clink-args=-nostartfiles -nostdlib -static"])
+        // Rust's own start files for musl are not for a program without a library.
+        .arg("-Clink-self-contained=no")
         // One segment, no page between sections: the file is as small as its code.
         .args(["-Clink-arg=-Wl,-N,--build-id=none,-z,norelro", "pause/pause.rs", "-o"])
         .arg(&pause)

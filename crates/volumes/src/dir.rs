@@ -4,16 +4,17 @@
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use nix::dir::{Dir as Listing, Type};
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag, openat2};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, symlinkat, unlinkat};
+use rustix::fs::RenameFlags;
 
 use crate::error::Error;
 
@@ -165,8 +166,8 @@ impl Dir {
 
     /// Moves a name of this directory to a free name in another one.
     pub(super) fn move_to(&self, name: &OsStr, to: &Self, new: &OsStr) -> Result<(), Error> {
-        nix::fcntl::renameat2(&self.fd, name, &to.fd, new, RenameFlags::RENAME_NOREPLACE)
-            .map_err(|errno| self.error("move", name, errno))
+        rustix::fs::renameat_with(&self.fd, name, &to.fd, new, RenameFlags::NOREPLACE)
+            .map_err(|error| self.error("move", name, error))
     }
 
     /// Removes a name that is no directory. A name that does not exist is no error.
@@ -257,8 +258,13 @@ impl Dir {
         self.set_mode(mode | files | 0o2110)
     }
 
-    fn error(&self, action: &'static str, name: impl AsRef<Path>, errno: Errno) -> Error {
-        Error::io(action, &self.path.join(name), errno)
+    fn error(
+        &self,
+        action: &'static str,
+        name: impl AsRef<Path>,
+        cause: impl Into<io::Error>,
+    ) -> Error {
+        Error::io(action, &self.path.join(name), cause)
     }
 }
 

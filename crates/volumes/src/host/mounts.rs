@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
-use nix::sys::statvfs::{FsFlags, statvfs};
+use rustix::fs::{StatVfsMountFlags, statvfs};
 
 use crate::error::Error;
 use crate::remove;
@@ -272,15 +272,15 @@ pub(crate) fn complete(to: &Path, options: BindOptions) -> Result<(), Error> {
         return Ok(());
     }
     // A remount replaces all flags.
-    let kept = statvfs(to).map_err(fail("look at"))?.flags();
+    let kept = statvfs(to).map_err(|error| Error::io("look at", to, error))?.f_flag;
     let kept = [
-        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
-        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
-        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
-        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
-        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
-        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
-        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+        (StatVfsMountFlags::RDONLY, MsFlags::MS_RDONLY),
+        (StatVfsMountFlags::NOSUID, MsFlags::MS_NOSUID),
+        (StatVfsMountFlags::NODEV, MsFlags::MS_NODEV),
+        (StatVfsMountFlags::NOEXEC, MsFlags::MS_NOEXEC),
+        (StatVfsMountFlags::NOATIME, MsFlags::MS_NOATIME),
+        (StatVfsMountFlags::NODIRATIME, MsFlags::MS_NODIRATIME),
+        (StatVfsMountFlags::RELATIME, MsFlags::MS_RELATIME),
     ]
     .into_iter()
     .filter(|(own, _)| kept.contains(*own))
