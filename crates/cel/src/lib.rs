@@ -19,6 +19,7 @@ mod ast;
 mod check;
 pub mod crd;
 pub mod decl;
+pub mod device;
 mod estimate;
 mod eval;
 mod issue;

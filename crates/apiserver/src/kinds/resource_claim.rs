@@ -1,9 +1,10 @@
 //! The kinds of dynamic resource allocation.
 //!
-//! Current limitations: expressions are not compiled, and devices of slices are hardly validated.
+//! Current limitation: devices of slices are hardly validated.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use longshore_cel::device::compile_selector;
 use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, name, string};
@@ -340,10 +341,13 @@ fn selectors(path: &Path<'_>, selectors: &Value, causes: &mut Causes) {
         let (cel, path) = (&selector["cel"], path.child("cel"));
         if cel.is_null() {
             causes.required(&path, "");
-        } else if text(&cel["expression"]).len() > MAX_EXPRESSION {
-            causes.too_long(&path.child("expression"), MAX_EXPRESSION);
-        } else if text(&cel["expression"]).trim().is_empty() {
-            causes.required(&path.child("expression"), "");
+            continue;
+        }
+        let (expression, path) = (text(&cel["expression"]), path.child("expression"));
+        if expression.len() > MAX_EXPRESSION {
+            causes.too_long(&path, MAX_EXPRESSION);
+        } else if let Err(error) = compile_selector(expression) {
+            causes.invalid(&path, expression, &error);
         }
     }
 }
@@ -654,7 +658,29 @@ mod tests {
         check(
             &DEVICE_CLASS,
             &class,
-            &[("/spec/selectors/0/cel", json!(null), "cel: Required value")],
+            &[
+                ("/spec/selectors/0/cel", json!(null), "cel: Required value"),
+                (
+                    "/spec/selectors/0/cel/expression",
+                    json!("Not Valid!"),
+                    "compilation failed: ERROR",
+                ),
+                (
+                    "/spec/selectors/0/cel/expression",
+                    json!("nope"),
+                    "undeclared reference to 'nope'",
+                ),
+                (
+                    "/spec/selectors/0/cel/expression",
+                    json!("device.driver"),
+                    "must evaluate to bool",
+                ),
+                (
+                    "/spec/selectors/0/cel/expression",
+                    json!("device.driver == 1"),
+                    "no matching overload",
+                ),
+            ],
         );
     }
 }

@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::api::resource::v1::DeviceAttribute;
-use longshore_cel::decl::{Decl, DeclKind};
-use longshore_cel::{
-    Budget, Declarations, Error, Key, Map, PER_CALL_LIMIT, Program, Str, Type, Value, compile,
-};
+use longshore_cel::device::compile_selector;
+use longshore_cel::{Budget, Error, Key, Map, PER_CALL_LIMIT, Program, Str, Value};
 use longshore_quantity::Quantity;
 use parking_lot::Mutex;
 
@@ -48,13 +46,7 @@ fn program(expression: &str) -> Compiled {
     if let Some(known) = PROGRAMS.lock().get(expression) {
         return known.clone();
     }
-    let compiled = match compile(expression, &DECLARATIONS) {
-        Err(issues) => Err(issues.to_string().into()),
-        Ok(program) => match program.output() {
-            Type::Bool | Type::Dyn => Ok(Arc::new(program)),
-            other => Err(format!("must evaluate to bool or the unknown type, not {other}").into()),
-        },
-    };
+    let compiled = compile_selector(expression).map(Arc::new).map_err(Into::into);
     let mut programs = PROGRAMS.lock();
     if programs.len() >= KEPT {
         programs.clear();
@@ -62,23 +54,6 @@ fn program(expression: &str) -> Compiled {
     programs.insert(expression.to_owned(), compiled.clone());
     compiled
 }
-
-static DECLARATIONS: LazyLock<Declarations> = LazyLock::new(|| {
-    let simple = |kind| Decl::simple(kind);
-    let domains = || Decl::map(Decl::map(simple(DeclKind::Dyn)));
-    let device = Decl::object(
-        "kubernetes.DRADevice",
-        [
-            ("driver".to_owned(), Decl::string()),
-            ("allowMultipleAllocations".to_owned(), simple(DeclKind::Bool)),
-            ("attributes".to_owned(), domains()),
-            ("capacity".to_owned(), domains()),
-        ],
-    );
-    let mut declarations = Declarations::default();
-    declarations.declared("device", &device);
-    declarations
-});
 
 /// The device as expressions see it.
 fn value(device: &Device) -> Result<Value<'_>, Error> {
