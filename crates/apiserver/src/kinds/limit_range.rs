@@ -21,6 +21,7 @@ pub(super) static KIND: Kind = Kind {
     },
     strategy: Strategy {
         default: defaults,
+        names_itself: true,
         validate,
         printer: &super::printers::NAME_AND_CREATION,
         ..Strategy::PLAIN
@@ -97,42 +98,105 @@ fn items_of(list: &Value) -> Vec<&String> {
     entries(list).map(|(resource, _)| resource).collect()
 }
 
+/// One of two amounts of a limit that must not be above the other: the field that is at fault, the list with
+/// the value that is shown, and the two with what they are called.
+type Order =
+    (&'static str, &'static str, (&'static str, &'static str), (&'static str, &'static str));
+
+const MIN: (&str, &str) = ("min", "min value");
+const MAX: (&str, &str) = ("max", "max value");
+const REQUEST: (&str, &str) = ("defaultRequest", "default request value");
+const DEFAULT: (&str, &str) = ("default", "default value");
 /// min ≤ default request ≤ default ≤ max.
+const ORDERS: [Order; 6] = [
+    ("min", "min", MIN, MAX),
+    ("defaultRequest", "defaultRequest", MIN, REQUEST),
+    ("defaultRequest", "defaultRequest", REQUEST, MAX),
+    ("defaultRequest", "defaultRequest", REQUEST, ("default", "default limit value")),
+    ("default", "min", MIN, DEFAULT),
+    ("default", "max", DEFAULT, MAX),
+];
+
 fn orders(path: &Path<'_>, limit: &Value, causes: &mut Causes) {
     let resources: BTreeSet<&String> =
         LISTS.iter().flat_map(|list| items_of(&limit[*list])).collect();
     for resource in resources {
-        let amount =
-            |list: &str| Quantity::parse(text(&limit[list][resource])).map(Quantity::amount);
-        for (field, low, high) in [
-            ("min", "min", "max"),
-            ("defaultRequest", "min", "defaultRequest"),
-            ("defaultRequest", "defaultRequest", "max"),
-            ("default", "min", "default"),
-            ("default", "default", "max"),
-            ("defaultRequest", "defaultRequest", "default"),
-        ] {
-            let (Some(a), Some(b)) = (amount(low), amount(high)) else { continue };
-            if a > b {
-                let words = |list: &str| match list {
-                    "min" => "min value".to_owned(),
-                    "max" => "max value".to_owned(),
-                    "default" => "default value".to_owned(),
-                    _ => "default request value".to_owned(),
-                };
-                let (low_text, high_text) =
-                    (text(&limit[low][resource]), text(&limit[high][resource]));
-                let field_path = path.child(field);
-                causes.invalid(
-                    &field_path.key(resource),
-                    text(&limit[field][resource]),
-                    format!(
-                        "{} {low_text} is greater than {} {high_text}",
-                        words(low),
-                        words(high)
-                    ),
+        let shown = |list: &str| text(&limit[list][resource]);
+        let amount = |list: &str| Quantity::parse(shown(list)).map(Quantity::amount);
+        for (field, value, (low, low_name), (high, high_name)) in ORDERS {
+            if let (Some(a), Some(b)) = (amount(low), amount(high))
+                && a > b
+            {
+                let detail = format!(
+                    "{low_name} {} is greater than {high_name} {}",
+                    shown(low),
+                    shown(high)
                 );
+                causes.invalid(&path.child(field).key(resource), shown(value), detail);
             }
         }
+        let list = "maxLimitRequestRatio";
+        if let (Some(ratio), Some(min), Some(max)) = (amount(list), amount("min"), amount("max")) {
+            let (ratio, most) = (units(ratio), units(max) / units(min));
+            if ratio > most {
+                let detail = format!("ratio {} is greater than max/min = {most:.6}", shown(list));
+                causes.invalid(&path.child(list).key(resource), shown(list), detail);
+            }
+        }
+    }
+}
+
+/// An amount in units.
+#[allow(clippy::cast_precision_loss, reason = "a ratio is compared as upstream does")]
+fn units(amount: i128) -> f64 {
+    amount as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn limit_range_amounts_are_in_order() {
+        let found = |change: (&str, Value)| {
+            let mut limit = json!({
+                "type": "Container",
+                "min": {"cpu": "100m"}, "defaultRequest": {"cpu": "500m"}, "default": {"cpu": "1"},
+                "max": {"cpu": "2"}, "maxLimitRequestRatio": {"cpu": "4"},
+            });
+            limit[change.0]["cpu"] = change.1;
+            let mut causes = Causes::default();
+            validate(&json!({"spec": {"limits": [limit]}}), None, &mut causes);
+            causes.0.iter().map(|cause| cause.message.clone()).collect::<Vec<_>>()
+        };
+        for (list, amount, expected) in [
+            ("default", "1", &[][..]),
+            (
+                "default",
+                "7",
+                &[r#"Invalid value: "2": default value 7 is greater than max value 2"#],
+            ),
+            (
+                "defaultRequest",
+                "1500m",
+                &[
+                    r#"Invalid value: "1500m": default request value 1500m is greater than default limit value 1"#,
+                ],
+            ),
+            (
+                "maxLimitRequestRatio",
+                "21",
+                &[r#"Invalid value: "21": ratio 21 is greater than max/min = 20.000000"#],
+            ),
+            ("maxLimitRequestRatio", "20", &[]),
+            ("min", "0", &[]),
+        ] {
+            assert_eq!(found((list, json!(amount))), expected, "{list} {amount}");
+        }
+        let all = found(("max", json!("0")));
+        let ratio = r#"Invalid value: "4": ratio 4 is greater than max/min = 0.000000"#;
+        assert!(all.iter().any(|cause| cause == ratio), "{all:?}");
     }
 }

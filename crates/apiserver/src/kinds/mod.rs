@@ -102,6 +102,8 @@ pub(crate) struct Strategy {
     pub(crate) validate: fn(&Value, Option<&Value>, &mut Causes),
     /// Rules of an update of the status. Takes the stored object.
     pub(crate) validate_status: fn(&Value, &Value, &mut Causes),
+    /// An object that is created without a name gets a UID for one.
+    pub(crate) names_itself: bool,
     /// What is wrong with a name.
     pub(crate) name: fn(&str) -> Vec<String>,
     /// What a client is warned of. Takes the object, and the stored one in an update.
@@ -185,6 +187,7 @@ impl Strategy {
         prepare_status: |_, _| {},
         validate: |_, _, _| {},
         validate_status: |_, _, _| {},
+        names_itself: false,
         name: names::dns_subdomain,
         warnings: |_, _| Vec::new(),
         printer: &printers::NAME_AND_CREATION,

@@ -41,6 +41,10 @@ impl Api {
             return Err(StatusError::terminating_definition(resource));
         }
         settle_namespace(resource, &mut object, namespace)?;
+        if object::name(&object).is_empty() && kinds::strategy(resource).names_itself {
+            let name = object::new_uid().map_err(StatusError::internal)?;
+            object::metadata_mut(&mut object).insert("name".into(), name.into());
+        }
         let base = object["metadata"]["generateName"].as_str().unwrap_or_default().to_owned();
         if !object::name(&object).is_empty() || base.is_empty() {
             return self.create_named(user, resource, namespace, object, manager, dry_run).await;

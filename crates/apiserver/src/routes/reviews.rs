@@ -24,8 +24,12 @@ impl Router {
         }
         let body = self.body(&mut call).await?;
         let WriteOptions { dry_run, validation, .. } = WriteOptions::read(&call)?;
-        let (review, mut unknown) = body.read(call.resource.gvk(), validation)?;
+        let (mut review, mut unknown) = body.read(call.resource.gvk(), validation)?;
         audit::request_object(&review);
+        if kind == Review::LocalAccess && object::namespace(&review).is_empty() {
+            let namespace = call.path.namespace.as_str().into();
+            object::metadata_mut(&mut review).insert("namespace".into(), namespace);
+        }
         let (mut review, warnings) = self.admit_created(&call, review, dry_run).await?;
         unknown.extend(warnings);
         if let Err(error) = check(&call, kind, &review) {
@@ -153,12 +157,7 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
         causes.invalid(&path.child("user"), "", why);
     }
     if kind == Review::LocalAccess {
-        // a review that names none is in that of its path
-        let namespace = match object::namespace(review) {
-            "" => call.path.namespace.as_str(),
-            own => own,
-        };
-        if resource.is_object() && text(resource, "namespace") != namespace {
+        if resource.is_object() && text(resource, "namespace") != object::namespace(review) {
             let given = text(resource, "namespace");
             let why = "must match metadata.namespace";
             causes.invalid(&resource_path.child("namespace"), given, why);
