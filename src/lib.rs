@@ -4,6 +4,7 @@
 
 pub mod admission;
 pub mod allocation;
+mod dashboard;
 mod device_plugins;
 pub mod docker;
 pub mod eviction;

@@ -62,6 +62,7 @@ pub use self::task_set::TaskError;
 use self::task_set::TaskSet;
 use crate::admission::{self, Admission};
 use crate::allocation::Allocation;
+use crate::dashboard;
 use crate::device_plugins::DevicePlugins;
 use crate::gc;
 use crate::health;
@@ -511,8 +512,13 @@ async fn run_with(
         }
         // token reviews have a rate limit of their own
         let reviews = connect(kubelet.kube_api_qps, kubelet.kube_api_burst).await?;
+        let cri = runtime.clone();
         let server = Server::bind(&config, &addresses, reviews.as_ref(), view, runtime).await?;
         tasks.spawn("server", server.run());
+        if let Some(address) = config.dashboard {
+            let page = dashboard::bind(&config, address, client.as_ref(), cri)?;
+            tasks.spawn("dashboard", page);
+        }
     }
     tasks.spawn("pod workers", pool.run(changed, stop.clone()));
     if let Some(proxy) = config.proxy.clone().filter(|_| !once) {

@@ -50,6 +50,7 @@ mod start;
 mod static_pods;
 mod stats;
 mod streams;
+mod top;
 mod undecodable;
 mod vm;
 mod volume_data;

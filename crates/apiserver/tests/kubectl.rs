@@ -291,3 +291,19 @@ fn kubectl_server_side_apply() {
     kubectl.ok_with("apply -f -", &map("3", "").replace("name: m", "name: k"));
     assert_eq!(kubectl.ok("get configmap k -o jsonpath={.data}"), "{\"a\":\"3\"}");
 }
+
+/// What docs/ and README.md tell people to ask this server.
+#[test]
+fn kubectl_commands_of_the_guide_succeed() {
+    let kubectl = kubectl!();
+    let guide = longshore_guide::Guide::read().unwrap();
+    let commands: Vec<_> =
+        guide.commands.iter().filter(|line| line.text.starts_with("kubectl ")).collect();
+    assert!(!commands.is_empty());
+    for line in commands {
+        let words = longshore_guide::words(&line.text);
+        let output = kubectl.command("").args(&words[1..]).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !output.stdout.is_empty(), "{}: {error}", line.place);
+    }
+}

@@ -53,6 +53,7 @@ pub(super) struct KubeletFlags {
     pub(super) maximum_dead_containers_per_container: i32,
     pub(super) maximum_dead_containers: i32,
     pub(super) cadvisor_port: i32,
+    pub(super) dashboard: String,
     pub(super) allocatable_ignores_eviction: bool,
     pub(super) proxy_config: String,
     pub(super) strict_streams: bool,
@@ -88,6 +89,7 @@ impl KubeletFlags {
             maximum_dead_containers_per_container: 1,
             maximum_dead_containers: -1,
             cadvisor_port: 0,
+            dashboard: String::new(),
             allocatable_ignores_eviction: false,
             proxy_config: String::new(),
             strict_streams: false,
@@ -297,6 +299,7 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     own("cni-cache-dir", Text(|s| &mut s.docker.cni_cache_dir)),
     own("image-pull-progress-deadline", Duration(|s| &mut s.docker.image_pull_progress_deadline)),
     own("cri-dockerd-root-directory", Text(|s| &mut s.docker.root_dir)),
+    own("dashboard", Word(|s| &mut s.dashboard)),
     // cAdvisor
     own("cadvisor-port", Int(|s| &mut s.cadvisor_port)),
     own("housekeeping-interval", Ignored),

@@ -47,6 +47,7 @@ static MEANINGS: &[(&str, &str)] = &[
     ("cni-cache-dir", "where results of CNI's plugins are kept"),
     ("image-pull-progress-deadline", "a pull without progress for so long is ended"),
     ("cri-dockerd-root-directory", "where checkpoints of sandboxes are kept"),
+    ("dashboard", "a page for browsers on this machine: IP:PORT, or 127.0.0.1:10247 (default off)"),
     ("cadvisor-port", "port of cAdvisor's own interface; 0: none"),
     ("seccomp-default", "RuntimeDefault is the default seccomp profile"),
     ("v", "verbosity of the log: 0 to 10"),

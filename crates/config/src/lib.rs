@@ -23,7 +23,7 @@ mod tests;
 mod validation;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 
 use longshore_base::logging;
@@ -129,6 +129,8 @@ pub struct Config {
     pub keep_kernel_tunables: bool,
     /// Port of the cAdvisor API, on the address of the server; 0: off.
     pub cadvisor_port: i32,
+    /// Where the node shows itself to browsers, a loopback address; `None`: nowhere.
+    pub dashboard: Option<SocketAddr>,
     /// CRI over a Docker Engine in this process; `None` where no endpoint is `docker://`.
     pub docker: Option<DockerConfig>,
     /// Reserved resources.
@@ -144,6 +146,9 @@ pub struct Config {
     /// kube-proxy, if it runs in the same process.
     pub proxy: Option<Box<ProxyConfig>>,
 }
+
+/// Where `--dashboard` without an address is.
+const DASHBOARD: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10247));
 
 /// The program of the commands that are about a machine and its cluster, beside this one.
 pub const HOST_PROGRAM: &str = "longshore-host";
@@ -298,6 +303,10 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         errors.push(fault);
         None
     });
+    let dashboard = dashboard(&flags.dashboard).unwrap_or_else(|fault| {
+        errors.push(fault);
+        None
+    });
     if !(0..=65535).contains(&flags.cadvisor_port) {
         errors.push("--cadvisor-port: must be a port from 1 to 65535, or 0 for none".to_owned());
     }
@@ -333,11 +342,31 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         early_readiness_probes: flags.early_readiness_probes,
         keep_kernel_tunables: flags.keep_kernel_tunables,
         cadvisor_port: flags.cadvisor_port,
+        dashboard,
         kubelet: flags.kubelet,
         flags: BTreeMap::new(),
         warnings: Vec::new(),
         proxy: None,
     })
+}
+
+/// The address of the dashboard, which asks nobody who they are.
+fn dashboard(value: &str) -> Result<Option<SocketAddr>, String> {
+    match value {
+        "" | "false" => return Ok(None),
+        "true" => return Ok(Some(DASHBOARD)),
+        _ => {}
+    }
+    let address: SocketAddr = value
+        .parse()
+        .map_err(|_| format!("--dashboard: {value:?} is not IP:PORT, such as {DASHBOARD}"))?;
+    match address.ip().is_loopback() {
+        true => Ok(Some(address)),
+        false => Err(format!(
+            "--dashboard: {address} is not a loopback address, and whoever reaches it would see pods and their logs; \
+             give 127.0.0.1 or [::1]"
+        )),
+    }
 }
 
 fn path(text: &str) -> Option<PathBuf> {

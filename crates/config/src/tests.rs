@@ -322,6 +322,18 @@ fn config_defaults_without_a_file() {
     assert_eq!((config.kubeconfig, config.node_name.as_str()), (None, "n1"));
     assert_eq!(config.cadvisor_port, 0, "it is shut unless it is asked for");
     assert_eq!(kubelet(&["--cadvisor-port=4194"]).unwrap().cadvisor_port, 4194);
+    for (flag, expected) in [
+        ("--dashboard", Some("127.0.0.1:10247")),
+        ("--dashboard=true", Some("127.0.0.1:10247")),
+        ("--dashboard=false", None),
+        ("--dashboard=", None),
+        ("--dashboard=127.0.0.2:80", Some("127.0.0.2:80")),
+        ("--dashboard=[::1]:0", Some("[::1]:0")),
+    ] {
+        let address = kubelet(&[flag]).unwrap().dashboard.map(|address| address.to_string());
+        assert_eq!(address.as_deref(), expected, "{flag}");
+    }
+    assert_eq!(config.dashboard, None, "it is shut unless it is asked for");
     assert_eq!(
         config.kubelet.crash_loop_back_off.max_container_restart_period,
         Some(GoDuration::secs(300))

@@ -4,6 +4,7 @@ mod clients;
 mod commands;
 mod hostile;
 mod ports;
+mod terminals;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

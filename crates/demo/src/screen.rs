@@ -31,7 +31,8 @@ pub(crate) async fn show(
         Inspector::new(&host.name()).with_whole_cluster(client).with_runtime(&runtime);
     let kubeconfig = stack.kubeconfig()?;
     if progress.is_terminal() {
-        let hint = "↑ ↓: select   l: log   P M R N: order   q or Ctrl-C takes everything down";
+        let hint =
+            "↑ ↓: select   l: log   s: shell   P M R N: order   q or Ctrl-C takes everything down";
         let foot = |snapshot: &Snapshot| Foot {
             commands: commands(snapshot, &kubeconfig),
             hint: hint.to_owned(),

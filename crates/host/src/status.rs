@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use longshore_node_view::{Foot, Inspector, Process, processes_named, show, text};
+use longshore_node_view::{Foot, Inspector, processes_of_node, show, text};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Output, StatusArgs, ViewArgs};
@@ -16,22 +16,8 @@ use crate::{Error, Paths, Result, start};
 
 /// The use of CPU is that of this time.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The programs that are shown as processes: ours, those whose place they take, and runtimes.
-const PROGRAMS: [&str; 12] = [
-    "longshore",
-    "longshore-apiserver",
-    "longshore-controllers",
-    "longshore-dns",
-    "longshore-host",
-    "kubelet",
-    "kube-proxy",
-    "containerd",
-    "crio",
-    "dockerd",
-    "etcd",
-    "kube-apiserver",
-];
-const HINT: &str = "q: quit   ↑ ↓: select   l: log   P M R N: order by CPU, memory, restarts, name";
+const HINT: &str =
+    "q: quit   ↑ ↓: select   l: log   s: shell   P M R N: order by CPU, memory, restarts, name";
 
 /// What runs, as text or as JSON.
 ///
@@ -39,9 +25,9 @@ const HINT: &str = "q: quit   ↑ ↓: select   l: log   P M R N: order by CPU, 
 /// The answer cannot be written as JSON.
 pub async fn status(paths: &Paths, args: &StatusArgs) -> Result<String> {
     let mut inspector = inspector(paths, &args.view).await;
-    inspector.sample(&processes()).await;
+    inspector.sample(&processes_of_node()).await;
     tokio::time::sleep(INTERVAL).await;
-    let snapshot = inspector.sample(&processes()).await;
+    let snapshot = inspector.sample(&processes_of_node()).await;
     match args.output {
         Output::Table => Ok(text(snapshot)),
         Output::Json => serde_json::to_string_pretty(snapshot)
@@ -60,12 +46,9 @@ pub async fn top(paths: &Paths, args: &ViewArgs, stop: &CancellationToken) -> Re
     }
     let mut inspector = inspector(paths, args).await;
     let foot = |_: &_| Foot { commands: Vec::new(), hint: HINT.to_owned() };
-    let shown = show::<std::io::Error>(&mut inspector, || Ok(processes()), foot, stop).await;
+    let shown =
+        show::<std::io::Error>(&mut inspector, || Ok(processes_of_node()), foot, stop).await;
     shown.map_err(|error| Error::refused(format!("cannot write to the terminal: {error}")))
-}
-
-fn processes() -> Vec<Process> {
-    processes_named(&PROGRAMS)
 }
 
 /// Asks whatever the flags name, or what is found on this machine.

@@ -147,6 +147,10 @@ fn event_sample(event: &Event, now: Timestamp) -> EventSample {
     let object = &event.involved_object;
     EventSample {
         age: age(time(event).as_ref(), now),
+        pod: (object.kind.as_deref() == Some("Pod")).then(|| {
+            let part = |part: &Option<String>| part.clone().unwrap_or_default();
+            format!("{}/{}", part(&object.namespace), part(&object.name))
+        }),
         warning: event.type_.as_deref() == Some("Warning"),
         text: format!(
             "{} {}/{}: {}",
@@ -218,7 +222,7 @@ mod tests {
             serde_json::from_value(json!({
                 "metadata": {"name": reason}, "reason": reason, "message": " m\n", "type": "Warning",
                 "source": {"host": host}, "lastTimestamp": time,
-                "involvedObject": {"kind": "Pod", "name": "p"},
+                "involvedObject": {"kind": "Pod", "namespace": "n", "name": "p"},
             }))
             .unwrap()
         };
@@ -231,5 +235,6 @@ mod tests {
         let texts: Vec<&str> = samples.iter().map(|event| event.text.as_str()).collect();
         assert_eq!(texts, ["Early pod/p: m", "Late pod/p: m"]);
         assert!(samples[0].warning && samples[0].age == 3);
+        assert_eq!(samples[0].pod.as_deref(), Some("n/p"));
     }
 }

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use kube::Client;
+use longshore_cri::Runtime;
 
 use crate::cluster::{Cluster, Scope};
 use crate::health;
 use crate::processes::{Process, Processes};
 use crate::runtime::Containers;
 use crate::snapshot::{PodSample, Snapshot};
+
+const NO_RUNTIME: &str = "there is no container runtime to ask";
 
 /// Takes snapshots of one node, from the sources that it has.
 pub struct Inspector {
@@ -61,6 +64,13 @@ impl Inspector {
             Ok(containers) => self.containers = Some(containers),
             Err(why) => self.notes.push(format!("the container runtime at {endpoint}: {why}")),
         }
+        self
+    }
+
+    /// The same by a connection that is there.
+    #[must_use]
+    pub fn with_shared_runtime(mut self, runtime: Runtime) -> Self {
+        self.containers = Some(Containers::of(runtime));
         self
     }
 
@@ -125,7 +135,15 @@ impl Inspector {
     pub async fn log(&self, id: &str) -> Result<Vec<String>, String> {
         match &self.containers {
             Some(containers) => containers.log(id).await,
-            None => Err("there is no container runtime to ask".to_owned()),
+            None => Err(NO_RUNTIME.to_owned()),
+        }
+    }
+
+    /// The URL at which the runtime serves a shell in a container, once.
+    pub(crate) async fn shell(&self, id: &str) -> Result<String, String> {
+        match &self.containers {
+            Some(containers) => containers.shell(id).await,
+            None => Err(NO_RUNTIME.to_owned()),
         }
     }
 }

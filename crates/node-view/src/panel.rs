@@ -39,9 +39,9 @@ fn panel(
     height: usize,
 ) -> Vec<Line<'static>> {
     if let Some(log) = &state.log {
-        return log_panel(log, width, height);
+        return log_panel(log, state.message.as_deref(), width, height);
     }
-    let foot = foot_lines(foot, width);
+    let foot = foot_lines(foot, state.message.as_deref(), width);
     let mut lines = head(snapshot);
     let room = |lines: &Vec<Line>| height.saturating_sub(lines.len() + foot.len());
     let pods = state.pods(snapshot);
@@ -60,10 +60,11 @@ fn panel(
         }
     }
     let left = room(&lines);
-    if left >= 3 && !snapshot.events.is_empty() {
-        lines.extend([Line::default(), Line::styled("EVENTS", DIM)]);
-        let skip = snapshot.events.len().saturating_sub(left - 2);
-        lines.extend(snapshot.events.iter().skip(skip).map(event_line));
+    let (title, events) = event_section(snapshot, state);
+    if left >= 3 && !events.is_empty() {
+        lines.extend([Line::default(), Line::styled(title, DIM)]);
+        let skip = events.len().saturating_sub(left - 2);
+        lines.extend(events.into_iter().skip(skip).map(event_line));
     }
     lines.extend(foot);
     lines.truncate(height);
@@ -121,9 +122,17 @@ fn window(section: Vec<Line<'static>>, at: Option<usize>, height: usize) -> Vec<
     title.into_iter().chain(lines.skip(skip).take(rows)).collect()
 }
 
-fn log_panel(log: &LogView, width: usize, height: usize) -> Vec<Line<'static>> {
+fn log_panel(
+    log: &LogView,
+    message: Option<&str>,
+    width: usize,
+    height: usize,
+) -> Vec<Line<'static>> {
     let title = Line::styled(format!("LOG {}", log.title), TITLE);
-    let hint = Line::styled("Esc: back   l: the next container   ↑ ↓ PgUp PgDn Home End", DIM);
+    let hint = message_or(
+        message,
+        "Esc: back   l: the next container   s: shell   ↑ ↓ PgUp PgDn Home End",
+    );
     let rows = height.saturating_sub(2);
     let pieces: Vec<String> =
         log.lines.iter().flat_map(|line| wrapped(&printable(line), width)).collect();
@@ -135,8 +144,16 @@ fn log_panel(log: &LogView, width: usize, height: usize) -> Vec<Line<'static>> {
     lines
 }
 
+/// What went wrong, in the place of the hint.
+fn message_or(message: Option<&str>, hint: &str) -> Line<'static> {
+    match message {
+        Some(message) => Line::styled(printable(message), BAD),
+        None => Line::styled(hint.to_owned(), DIM),
+    }
+}
+
 /// Text of a container, without what would steer the terminal.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c == '\t' { ' ' } else { c }).filter(|c| !c.is_control()).collect()
 }
 
@@ -251,18 +268,30 @@ fn container_lines(pod: &PodSample) -> Vec<Line<'static>> {
     std::iter::once(Line::styled(title, DIM)).chain(pod.containers.iter().map(row)).collect()
 }
 
+/// The events of the selected pod, or all.
+fn event_section<'a>(snapshot: &'a Snapshot, state: &State) -> (String, Vec<&'a EventSample>) {
+    let events = snapshot.events.iter();
+    match &state.selected {
+        Some(pod) => {
+            let own = events.filter(|event| event.pod.as_ref() == Some(pod)).collect();
+            (format!("EVENTS OF {pod}"), own)
+        }
+        None => ("EVENTS".to_owned(), events.collect()),
+    }
+}
+
 fn event_line(event: &EventSample) -> Line<'static> {
     let style = if event.warning { BAD } else { PLAIN };
     let age = Span::styled(format!("{:>5}  ", short(event.age)), DIM);
     Line::from(vec![age, Span::styled(event.text.clone(), style)])
 }
 
-fn foot_lines(foot: &Foot, width: usize) -> Vec<Line<'static>> {
+fn foot_lines(foot: &Foot, message: Option<&str>, width: usize) -> Vec<Line<'static>> {
     let mut lines = vec![Line::default()];
     for command in &foot.commands {
         lines.extend(wrapped(command, width).map(|piece| Line::styled(piece, TITLE)));
     }
-    lines.push(Line::styled(foot.hint.clone(), DIM));
+    lines.push(message_or(message, &foot.hint));
     lines
 }
 

@@ -41,7 +41,12 @@ fn snapshot() -> Snapshot {
         }],
         pods: vec![pod("hello", "Running"), pod("broken", "CrashLoopBackOff")],
         events: (0..50)
-            .map(|n| EventSample { text: format!("Event{n}"), age: n, ..EventSample::default() })
+            .map(|n| EventSample {
+                text: format!("Event{n}"),
+                age: n,
+                pod: Some(if n < 49 { "default/hello" } else { "default/other" }.to_owned()),
+                ..EventSample::default()
+            })
             .collect(),
         errors: vec![],
     }
@@ -79,6 +84,10 @@ fn panel_shows_what_matters() {
     state.press(Key::Home, &snapshot());
     let lines = screen(&snapshot(), &state, &foot(), 90, 26);
     let has = |needle: &str| lines.iter().any(|line| line.contains(needle));
+    assert!(has("EVENTS OF default/hello") && has("Event48") && !has("Event49"), "{lines:#?}");
+    state.press(Key::Escape, &snapshot());
+    let without = screen(&snapshot(), &state, &foot(), 90, 26);
+    assert!(without.iter().any(|line| line.ends_with("Event49")), "{without:#?}");
     for needle in [
         "longshore-1  Ready  healthz ok",
         "○ DiskPressure",
@@ -87,7 +96,6 @@ fn panel_shows_what_matters() {
         "CrashLoopBackOff  1/1    0             12m      1.5 MiB  2m    198.19.1.2",
         "web        Running  3             12m      1.5 MiB",
         "kubectl --kubeconfig=/k get pods -A",
-        "Event49",
         "q: quit",
     ] {
         assert!(has(needle), "{needle:?} is not in {lines:#?}");
@@ -118,6 +126,18 @@ fn panel_shows_the_selected_of_many_pods() {
         state.press(key, &many);
         let lines = screen(&many, &state, &foot(), 80, 24).concat();
         assert!(lines.contains(shown) && !lines.contains(hidden), "{key:?}: {lines}");
+    }
+}
+
+#[test]
+fn panel_shows_what_went_wrong_in_the_place_of_the_hint() {
+    let log = LogView { title: "n/p c".into(), ..LogView::default() };
+    for log in [None, Some(log)] {
+        let message = Some("n/p c: there is no\x1b shell".to_owned());
+        let state = State { log, message, ..State::default() };
+        let lines = screen(&snapshot(), &state, &foot(), 80, 24);
+        assert!(lines.iter().any(|line| line == "n/p c: there is no shell"), "{lines:#?}");
+        assert!(lines.iter().all(|line| !line.contains("q: quit")), "{lines:#?}");
     }
 }
 

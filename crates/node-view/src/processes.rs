@@ -15,8 +15,29 @@ pub struct Process {
     pub pid: u32,
 }
 
+/// The programs that are shown as processes: ours, those whose place they take, and runtimes.
+const PROGRAMS: [&str; 12] = [
+    "longshore",
+    "longshore-apiserver",
+    "longshore-controllers",
+    "longshore-dns",
+    "longshore-host",
+    "kubelet",
+    "kube-proxy",
+    "containerd",
+    "crio",
+    "dockerd",
+    "etcd",
+    "kube-apiserver",
+];
+
+/// The processes of a node and of its control plane, as far as they run on this machine.
+pub fn processes_of_node() -> Vec<Process> {
+    processes_named(&PROGRAMS)
+}
+
 /// The processes whose programs have one of these names, by the order of names.
-pub fn processes_named(names: &[&str]) -> Vec<Process> {
+fn processes_named(names: &[&str]) -> Vec<Process> {
     let Ok(all) = procfs::process::all_processes() else { return Vec::new() };
     let mut found: Vec<(usize, Process)> = all
         .filter_map(|process| {

@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use longshore_cri::v1::{Container, ContainerState, ContainerStats, PodSandbox, PodSandboxState};
+use longshore_cri::v1::{
+    Container, ContainerState, ContainerStats, ExecRequest, PodSandbox, PodSandboxState,
+};
 use longshore_cri::{Error, Options, Runtime};
 
+use crate::shell::COMMAND;
 use crate::snapshot::{ContainerSample, PodSample};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,7 +39,11 @@ impl Containers {
         let mut options = Options::new(endpoint);
         options.request_timeout = TIMEOUT;
         let runtime = Runtime::new(options).map_err(|error| error.to_string())?;
-        Ok(Self { runtime, cpu: HashMap::new() })
+        Ok(Self::of(runtime))
+    }
+
+    pub(crate) fn of(runtime: Runtime) -> Self {
+        Self { runtime, cpu: HashMap::new() }
     }
 
     /// The pods that the runtime has, by namespace and name.
@@ -50,6 +57,19 @@ impl Containers {
         let now = Timestamp::now();
         let usage = usage(&stats, &mut self.cpu);
         Ok(pods(&sandboxes, &containers, &usage, now))
+    }
+
+    /// The URL at which a shell in a container is served, once.
+    pub(crate) async fn shell(&self, id: &str) -> Result<String, String> {
+        let request = ExecRequest {
+            container_id: id.to_owned(),
+            cmd: COMMAND.map(str::to_owned).into(),
+            tty: true,
+            stdin: true,
+            stdout: true,
+            stderr: false,
+        };
+        self.runtime.exec(request).await.map_err(|error| error.to_string())
     }
 
     /// The end of a container's log.

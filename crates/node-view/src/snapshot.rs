@@ -112,6 +112,9 @@ pub struct EventSample {
     pub warning: bool,
     /// Reason, object and message.
     pub text: String,
+    /// The pod that it is about, by namespace and name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
 }
 
 impl PodSample {

@@ -36,6 +36,8 @@ pub(crate) enum Action {
     Quit,
     /// To read the log of a container.
     Log { id: String },
+    /// To run a shell in a container.
+    Shell { id: String, title: String },
 }
 
 /// A log that is looked at.
@@ -59,6 +61,8 @@ pub(crate) struct State {
     /// Which of its containers, of those that `l` goes through.
     pub(crate) container: usize,
     pub(crate) log: Option<LogView>,
+    /// What went wrong at the last key.
+    pub(crate) message: Option<String>,
 }
 
 /// How far a page is.
@@ -80,8 +84,10 @@ impl State {
 
     /// What a key does.
     pub(crate) fn press(&mut self, key: Key, snapshot: &Snapshot) -> Action {
+        self.message = None;
         match key {
             Key::Interrupt | Key::Char('q') => return Action::Quit,
+            Key::Char('s') => return self.open_shell(snapshot),
             Key::Escape if self.log.is_some() => self.log = None,
             Key::Escape => self.selected = None,
             _ => match &mut self.log {
@@ -147,6 +153,27 @@ impl State {
         Action::Log { id: container.id.clone() }
     }
 
+    /// A shell in the container whose log is looked at, or in the first of the selected pod that runs.
+    fn open_shell(&mut self, snapshot: &Snapshot) -> Action {
+        if let Some(LogView { id, title, .. }) = &self.log {
+            return Action::Shell { id: id.clone(), title: title.clone() };
+        }
+        let selected = self.selected.as_ref();
+        let Some(pod) = snapshot.pods.iter().find(|pod| Some(&pod.name) == selected) else {
+            return Action::Draw;
+        };
+        match pod.containers.iter().find(|container| container.state == "Running") {
+            Some(running) => Action::Shell {
+                id: running.id.clone(),
+                title: format!("{} {}", pod.name, running.name),
+            },
+            None => {
+                self.message = Some(format!("{}: no container runs", pod.name));
+                Action::Draw
+            }
+        }
+    }
+
     /// Takes the lines of a log, if it is still looked at.
     pub(crate) fn show_log(&mut self, id: &str, lines: Result<Vec<String>, String>) {
         let Some(log) = self.log.as_mut().filter(|log| log.id == id) else { return };
@@ -181,6 +208,7 @@ mod tests {
         let container = |name: &str, millicores, memory| ContainerSample {
             name: name.into(),
             id: format!("id of {name}"),
+            state: if name == "x" { "Exited" } else { "Running" },
             millicores: Some(millicores),
             memory: Some(memory),
             ..ContainerSample::default()
@@ -270,5 +298,26 @@ mod tests {
         state.press(Key::Up, &all);
         assert_eq!(state.press(Key::Enter, &all), of("z"));
         assert_eq!(state.press(Key::Enter, &all), Action::Draw);
+    }
+
+    #[test]
+    fn node_view_opens_a_shell_in_a_container_that_runs() {
+        let (mut state, all) = (State::default(), snapshot());
+        let of = |name: &str, title: &str| Action::Shell {
+            id: format!("id of {name}"),
+            title: title.into(),
+        };
+        assert_eq!(state.press(Key::Char('s'), &all), Action::Draw);
+        state.press(Key::Down, &all);
+        assert_eq!(state.press(Key::Char('s'), &all), of("y", "a y"));
+        // In a log it is the container of the log, whatever the runtime says to it.
+        state.press(Key::Char('l'), &all);
+        assert_eq!(state.press(Key::Char('s'), &all), of("x", "a x"));
+        state.press(Key::Escape, &all);
+        state.press(Key::End, &all);
+        assert_eq!(state.press(Key::Char('s'), &all), Action::Draw);
+        assert_eq!(state.message.as_deref(), Some("c: no container runs"));
+        state.press(Key::Up, &all);
+        assert_eq!(state.message, None);
     }
 }

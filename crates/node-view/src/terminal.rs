@@ -1,6 +1,7 @@
 //! The live view on a terminal: draws each second and after each key, until it is told to end.
 
-use std::io;
+use std::io::{self, Write};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ratatui::DefaultTerminal;
@@ -10,8 +11,9 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::inspector::Inspector;
-use crate::panel::{Foot, draw};
+use crate::panel::{Foot, draw, printable};
 use crate::processes::Process;
+use crate::shell;
 use crate::snapshot::Snapshot;
 use crate::state::{Action, Key, State};
 
@@ -31,14 +33,14 @@ pub async fn show<E: From<io::Error>>(
     stop: &CancellationToken,
 ) -> Result<(), E> {
     let mut screen = Screen::enter()?;
-    let mut keys = keys();
+    let mut keys = Keys::start();
     let mut tick = tokio::time::interval(EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut state, mut snapshot) = (State::default(), Snapshot::default());
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            key = keys.recv() => match key {
+            key = keys.pressed.recv() => match key {
                 // Nobody is at the terminal any more.
                 None => return Ok(()),
                 // Its size has changed.
@@ -46,6 +48,21 @@ pub async fn show<E: From<io::Error>>(
                 Some(Some(key)) => match state.press(key, &snapshot) {
                     Action::Quit => return Ok(()),
                     Action::Log { id } => state.show_log(&id, inspector.log(&id).await),
+                    Action::Shell { id, title } => {
+                        let shown = inspector.shell(&id).await;
+                        let ended = match shown {
+                            Ok(url) => {
+                                keys.stop().await;
+                                drop(screen);
+                                let ended = in_shell(&url, &title, stop).await;
+                                screen = Screen::enter()?;
+                                keys = Keys::start();
+                                ended
+                            }
+                            Err(why) => Err(why),
+                        };
+                        state.message = ended.err().map(|why| format!("{title}: {why}"));
+                    }
                     Action::Draw => {}
                 },
             },
@@ -66,6 +83,13 @@ pub async fn show<E: From<io::Error>>(
     }
 }
 
+/// A shell on the first screen, which goes on where it was before the view.
+async fn in_shell(url: &str, title: &str, stop: &CancellationToken) -> Result<(), String> {
+    // Whether it can be written shows in the session.
+    let _ = writeln!(io::stdout(), "{}: exit or Ctrl-D leads back", printable(title));
+    shell::run(url, stop).await
+}
+
 /// The terminal's second screen, without echo; the first is given back on drop and on a panic.
 struct Screen(DefaultTerminal);
 
@@ -82,30 +106,44 @@ impl Drop for Screen {
 }
 
 /// Keys as they are pressed; `None` among them for a new size. Reading blocks, so it has a thread of its own.
-fn keys() -> mpsc::Receiver<Option<Key>> {
-    let (sender, receiver) = mpsc::channel(16);
-    std::thread::spawn(move || {
-        while !sender.is_closed() {
-            let event = match event::poll(KEYS) {
-                Ok(true) => event::read(),
-                Ok(false) => continue,
-                Err(error) => Err(error),
-            };
-            let key = match event {
-                Ok(Event::Key(key)) => match known(key) {
-                    None => continue,
-                    key => key,
-                },
-                Ok(Event::Resize(..)) => None,
-                Ok(_) => continue,
-                Err(_) => return,
-            };
-            if sender.blocking_send(key).is_err() {
-                return;
-            }
+struct Keys {
+    pressed: mpsc::Receiver<Option<Key>>,
+    thread: JoinHandle<()>,
+}
+
+impl Keys {
+    fn start() -> Self {
+        let (sender, pressed) = mpsc::channel(16);
+        Self { pressed, thread: std::thread::spawn(move || read(&sender)) }
+    }
+
+    /// Reads no more: the terminal is another's.
+    async fn stop(self) {
+        drop(self.pressed);
+        let _ = tokio::task::spawn_blocking(|| self.thread.join()).await;
+    }
+}
+
+fn read(sender: &mpsc::Sender<Option<Key>>) {
+    while !sender.is_closed() {
+        let event = match event::poll(KEYS) {
+            Ok(true) => event::read(),
+            Ok(false) => continue,
+            Err(error) => Err(error),
+        };
+        let key = match event {
+            Ok(Event::Key(key)) => match known(key) {
+                None => continue,
+                key => key,
+            },
+            Ok(Event::Resize(..)) => None,
+            Ok(_) => continue,
+            Err(_) => return,
+        };
+        if sender.blocking_send(key).is_err() {
+            return;
         }
-    });
-    receiver
+    }
 }
 
 fn known(event: KeyEvent) -> Option<Key> {

@@ -8,14 +8,13 @@
 //! all of its input may hang, as containerd waits for a reader. One that closes its output, as `cat
 //! > FILE`, may lose the rest of its input, as containerd closes that too.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use k8s_openapi::api::core::v1::Pod;
@@ -25,15 +24,8 @@ use longshore_cri::{Code, Error as CriError, Runtime};
 use longshore_pod::spec;
 use longshore_streams::{self as streams, Error as StreamError, Streams};
 use serde::Deserialize;
-use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 use super::{Host, Refusal};
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Protocols of remote commands, newest first.
-const REMOTE_COMMANDS: [&str; 4] =
-    ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
 
 struct Sessions {
     host: Arc<dyn Host>,
@@ -153,7 +145,7 @@ async fn port_forward(
     })?;
     let url = sessions.runtime.port_forward(&sandbox.id, ports).await;
     let url = url.map_err(Failure::Runtime)?;
-    let (url, connection) = dial(&url).await.map_err(Failure::Stream)?;
+    let (url, connection) = streams::dial(&url).await.map_err(Failure::Stream)?;
     let answer = match is_tunnel {
         true => streams::tunnel(&mut request, &url, connection, sessions.idle).await,
         false => streams::pass(&mut request, &url, connection, sessions.idle).await,
@@ -209,31 +201,17 @@ impl Sessions {
         {
             let url = url.to_owned();
             let backend = async move {
-                let (url, connection) = dial(&url).await?;
-                streams::upgrade(connection, streams::spdy_request(&url, &REMOTE_COMMANDS)).await
+                let (url, connection) = streams::dial(&url).await?;
+                streams::upgrade(connection, streams::spdy_request(&url, &streams::REMOTE_COMMANDS))
+                    .await
             };
             streams::remote_command(&mut request, wanted, backend, self.idle)
         } else {
-            let (url, connection) = dial(url).await?;
+            let (url, connection) = streams::dial(url).await?;
             streams::pass(&mut request, &url, connection, self.idle).await
         };
         Ok(answer?.map(Body::new))
     }
-}
-
-/// A connection to the runtime's streaming server.
-async fn dial(url: &str) -> Result<(Uri, TcpStream), StreamError> {
-    let failed = |source| StreamError::Connect { address: url.to_owned(), source };
-    let target: Uri = url.parse().map_err(|error| failed(io::Error::other(error)))?;
-    let (Some("http"), Some(address)) = (target.scheme_str(), target.authority()) else {
-        return Err(failed(io::Error::other("not an http URL")));
-    };
-    let port = address.port_u16().unwrap_or(80);
-    let host = address.host().trim_start_matches('[').trim_end_matches(']');
-    let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect((host, port)));
-    let stream = connecting.await.map_err(|late| failed(late.into()))?.map_err(failed)?;
-    stream.set_nodelay(true).map_err(failed)?;
-    Ok((target, stream))
 }
 
 /// Why a session could not be started.

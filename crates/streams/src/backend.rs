@@ -1,5 +1,6 @@
 //! Requests to a backend, each on its own connection.
 
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,15 +14,39 @@ use hyper::upgrade::Upgraded;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::{Error, spdy};
 
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_ERROR_BODY: usize = 64 << 10;
 
+/// Protocols of remote commands, newest first.
+pub const REMOTE_COMMANDS: [&str; 4] =
+    ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
+
 /// Names the use of a SPDY connection.
 pub const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+
+/// A connection to the runtime's streaming server.
+///
+/// # Errors
+/// The URL is not one of `http`, or nothing answers there.
+pub async fn dial(url: &str) -> Result<(Uri, TcpStream), Error> {
+    let failed = |source| Error::Connect { address: url.to_owned(), source };
+    let target: Uri = url.parse().map_err(|error| failed(io::Error::other(error)))?;
+    let (Some("http"), Some(address)) = (target.scheme_str(), target.authority()) else {
+        return Err(failed(io::Error::other("not an http URL")));
+    };
+    let port = address.port_u16().unwrap_or(80);
+    let host = address.host().trim_start_matches('[').trim_end_matches(']');
+    let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect((host, port)));
+    let stream = connecting.await.map_err(|late| failed(late.into()))?.map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
+    Ok((target, stream))
+}
 
 /// An upgrade request to SPDY for one of these uses.
 pub fn spdy_request(target: &Uri, uses: &[&str]) -> Request<Empty<Bytes>> {

@@ -7,6 +7,8 @@
 //! session ends when either side closes it, or after the idle time. When the client is gone, its streams are ended first,
 //! so that a command which reads its input can end by itself.
 //!
+//! [`terminal`] is a client itself: it joins the terminal of this process to a command.
+//!
 //! Current limitations: as with upstream, a command that neither reads nor writes outlives a
 //! client that goes away: the runtime has no call to end it.
 
@@ -20,8 +22,10 @@ mod output;
 mod pass;
 mod relay;
 mod remote_command;
+mod session;
 pub mod spdy;
 mod status;
+mod terminal;
 #[cfg(test)]
 mod tests;
 mod tunnel;
@@ -35,11 +39,16 @@ use hyper::body::Incoming;
 use hyper::{Response, StatusCode};
 
 pub use activity::Activity;
-pub use backend::{STREAM_PROTOCOL, drop_credentials, drop_hop_headers, spdy_request, upgrade};
+pub use backend::{
+    REMOTE_COMMANDS, STREAM_PROTOCOL, dial, drop_credentials, drop_hop_headers, spdy_request,
+    upgrade,
+};
 pub use output::{is_websocket_output, websocket_output};
 pub use pass::{LINGER, close_on_refusal, is_spdy, is_upgrade, pass, pass_as};
-pub use remote_command::{Streams, is_remote_command, remote_command};
+pub use remote_command::{is_remote_command, remote_command};
+pub use session::Streams;
 pub use status::Status;
+pub use terminal::{TerminalInput, terminal};
 pub use tunnel::{accept_tunnel, is_tunnel, join_tunnel, tunnel, tunnel_uses};
 pub use websocket::is_websocket;
 

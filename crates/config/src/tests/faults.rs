@@ -24,6 +24,11 @@ fn config_command_line_errors() {
         (&["--cloud-provider=aws"], "--cloud-provider"),
         (&["--cadvisor-port=65536"], "--cadvisor-port"),
         (&["--cadvisor-port=-1"], "--cadvisor-port"),
+        (&["--dashboard=10247"], "is not IP:PORT"),
+        (&["--dashboard=localhost:10247"], "is not IP:PORT"),
+        (&["--dashboard=0.0.0.0:10247"], "is not a loopback address"),
+        (&["--dashboard=[::]:10247"], "is not a loopback address"),
+        (&["--dashboard=192.0.2.1:10247"], "is not a loopback address"),
         (&["-x"], "unknown shorthand flag"),
         (&["--config=/nonexistent/file"], "/nonexistent/file"),
     ] {
