@@ -129,11 +129,11 @@ lint: ## formatting, cycles between modules, clippy, licences and bans
 fmt: ## format the code
 	cargo fmt --all
 
-bench: ## measure a burst of N=100 pods; REPEAT=1 rounds, DEVICES=1 (of a plugin), JSON=file, KUBELET=another binary
-	@scripts/install-deps.sh run
+bench: ## measure a burst of N=100 pods; REPEAT=1 rounds, RUNTIME=docker, DEVICES=1 (of a plugin), JSON=file, KUBELET=another binary
+	@scripts/install-deps.sh $(if $(filter docker,$(RUNTIME)),docker,run)
 	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-bench
 	@$(if $(KUBELET),crates/bench/with-kubelet.sh "$(KUBELET)") "$$CARGO_TARGET_DIR/release/longshore-bench" \
-	--pods=$(or $(N),100) --repeat=$(or $(REPEAT),1) $(if $(filter-out 0,$(DEVICES)),--device-plugin) $(if $(JSON),--json="$(JSON)")
+	--pods=$(or $(N),100) --repeat=$(or $(REPEAT),1) $(if $(RUNTIME),--runtime="$(RUNTIME)") $(if $(filter-out 0,$(DEVICES)),--device-plugin) $(if $(JSON),--json="$(JSON)")
 
 SIZES ?= 1000,4000,10000
 bench-proxy: ## measure kube-proxy with SIZES=1000,4000,10000 services; REPEAT=5, JSON=file, KUBE_PROXY=another binary

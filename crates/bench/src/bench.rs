@@ -1,15 +1,16 @@
 //! The whole run: warm-up, rounds of floor and burst, and on the last burst's pods the rest.
 use anyhow::Result;
-use longshore_testkit::Host;
 use serde::Serialize;
+use serde_json::Map;
 
 use crate::Args;
+use crate::bed::Bed;
 use crate::burst::{self, Burst};
 use crate::cluster::{Cluster, Machine};
 use crate::death::{self, Deaths};
 use crate::deletion::{self, Deletion};
 use crate::device::Plugin;
-use crate::floor::{Floor, Limit, Runs};
+use crate::floor::{Floor, Limit};
 use crate::idle::{self, Idle};
 use crate::pressure::{self, Pressure};
 use crate::probes::{self, Probes};
@@ -17,7 +18,7 @@ use crate::restart::{self, Restart};
 
 /// How many pods may be in the making at once when the floor is searched.
 const LIMITS: [Limit; 4] = [Limit::At(4), Limit::At(8), Limit::At(16), Limit::None];
-/// Pods that warm containerd up: its first ones wait for its programs to come from disk.
+/// Pods that warm the runtime up: its first ones wait for its programs to come from disk.
 const WARM_UP: u16 = 8;
 
 /// Everything that was measured.
@@ -45,17 +46,17 @@ pub(crate) struct Round {
 
 /// Measures everything; what it started is gone when it returns.
 pub(crate) async fn run(args: &Args) -> Result<Measurements> {
-    say("network namespace, containerd, images");
-    let mut host = Host::start()?;
-    let results = measure(&mut host, args).await?;
-    host.teardown()?;
+    say("network namespace, container runtime, images");
+    let mut bed = Bed::start(args.runtime)?;
+    let results = measure(&mut bed, args).await?;
+    bed.teardown()?;
     Ok(results)
 }
 
-async fn measure(host: &mut Host, args: &Args) -> Result<Measurements> {
-    let floor = Runs::new(host)?;
+async fn measure(bed: &mut Bed, args: &Args) -> Result<Measurements> {
+    let floor = bed.floor().await?;
     say("warm-up");
-    floor.run(host, WARM_UP, Limit::None).await?;
+    floor.run(&bed.host, WARM_UP, Limit::None).await?;
 
     let mut rounds: Vec<Round> = Vec::new();
     loop {
@@ -65,11 +66,11 @@ async fn measure(host: &mut Host, args: &Args) -> Result<Measurements> {
         let mut floors = Vec::new();
         for limit in limits {
             say(&format!("round {round}/{}: floor, {limit}", args.repeat));
-            floors.push(floor.run(host, args.pods, limit).await?);
+            floors.push(floor.run(&bed.host, args.pods, limit).await?);
         }
 
         say(&format!("round {round}/{}: burst", args.repeat));
-        let mut cluster = Cluster::start(host).await?;
+        let mut cluster = bed.cluster(Map::new()).await?;
         let names: Vec<String> = (0..args.pods).map(|n| format!("bench-{round}-{n}")).collect();
         let mut plugin = match args.device_plugin {
             true => Some(Plugin::start(&cluster, args.pods).await?),
@@ -79,7 +80,7 @@ async fn measure(host: &mut Host, args: &Args) -> Result<Measurements> {
         let last = round >= usize::from(args.repeat);
         let rest = if last { Some(rest(&mut cluster, args, plugin.as_mut()).await?) } else { None };
         say(&format!("round {round}/{}: deletion", args.repeat));
-        let deletion = deletion::run(&mut cluster, floor.runtime(), &names).await?;
+        let deletion = deletion::run(&mut cluster, &floor, &names).await?;
         rounds.push(Round { floors, burst, deletion });
         let machine = cluster.machine().await?;
         if let Some((idle, restart, deaths)) = rest {
@@ -88,7 +89,7 @@ async fn measure(host: &mut Host, args: &Args) -> Result<Measurements> {
             let probes = probes::run(&mut cluster, turns, pods, args.idle).await?;
             cluster.stop()?;
             say(&format!("pressure: {} hogs", args.hogs));
-            let pressure = pressure::run(host, args.hogs.into()).await?;
+            let pressure = pressure::run(bed, args.hogs.into()).await?;
             let pods = args.pods;
             return Ok(Measurements {
                 machine,

@@ -1,12 +1,15 @@
 //! Apiserver and node daemon on the host, and what they use of the machine.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
-use longshore_testkit::{Apiserver, Controllers, Host, Kubectl, Node, NodeOptions, wait_until};
+use longshore_testkit::{
+    Apiserver, Controllers, Docker, Host, Kubectl, Node, NodeOptions, wait_until,
+};
+use nix::unistd::Pid;
 use serde::Serialize;
 
 use crate::process::{self, Use};
@@ -18,6 +21,8 @@ const GRACE: Duration = Duration::from_secs(10);
 /// What runs on the host besides pods.
 pub(crate) struct Cluster<'a> {
     pub(crate) host: &'a mut Host,
+    /// The engine in place of containerd, if the node is on one.
+    docker: Option<&'a mut Docker>,
     pub(crate) node: Node,
     apiserver: Apiserver,
     client: Client,
@@ -28,8 +33,8 @@ pub(crate) struct Cluster<'a> {
 pub(crate) struct Uses<T> {
     pub(crate) node: T,
     pub(crate) apiserver: T,
-    /// Without its shims.
-    pub(crate) containerd: T,
+    /// containerd, or dockerd and its containerd; without shims.
+    pub(crate) runtime: T,
 }
 
 /// Where it was measured, by the node's own words.
@@ -50,6 +55,15 @@ impl<'a> Cluster<'a> {
 
     /// The same with a node of other settings.
     pub(crate) async fn start_with(host: &'a mut Host, options: NodeOptions) -> Result<Self> {
+        Self::start_over(host, None, options).await
+    }
+
+    /// The same, with the engine that the settings name.
+    pub(crate) async fn start_over(
+        host: &'a mut Host,
+        docker: Option<&'a mut Docker>,
+        options: NodeOptions,
+    ) -> Result<Self> {
         let apiserver = Apiserver::start(host)?;
         let kubeconfig = Kubeconfig::read_from(apiserver.admin_kubeconfig())?;
         let defaults = KubeConfigOptions::default();
@@ -57,7 +71,7 @@ impl<'a> Cluster<'a> {
         let client = Client::try_from(config)?;
         let (kubeconfig, ca) = (apiserver.node_kubeconfig(), apiserver.client_ca());
         let node = Node::start(host, &kubeconfig, &ca, options)?;
-        let mut cluster = Self { host, node, apiserver, client };
+        let mut cluster = Self { host, docker, node, apiserver, client };
         cluster.wait_ready().await?;
         Ok(cluster)
     }
@@ -124,16 +138,38 @@ impl<'a> Cluster<'a> {
         Ok(Uses {
             node: of(self.node.daemon())?,
             apiserver: of(self.apiserver.daemon())?,
-            containerd: of(self.host.containerd()?)?,
+            runtime: process::look_at_all(&self.runtime()?)?,
         })
+    }
+
+    /// The processes of the runtime, which run.
+    fn runtime(&mut self) -> Result<Vec<u32>> {
+        if let Some(docker) = &mut self.docker {
+            return Ok(docker.processes()?);
+        }
+        let containerd = self.host.containerd()?;
+        containerd.check_running()?;
+        Ok(vec![containerd.pid()])
+    }
+
+    /// The first process of every container, by the container's ID.
+    pub(crate) fn container_processes(&self) -> Result<HashMap<String, Pid>> {
+        match &self.docker {
+            Some(docker) => {
+                let pids = docker.container_pids()?.into_iter();
+                Ok(pids.map(|(id, pid)| (id, Pid::from_raw(pid))).collect())
+            }
+            None => process::of_containers(self.host),
+        }
     }
 
     /// How many descriptors the daemons have open.
     pub(crate) fn descriptors(&mut self) -> Result<Uses<usize>> {
+        let runtime = self.runtime()?.into_iter().map(process::descriptors);
         Ok(Uses {
             node: process::descriptors(self.node.daemon().pid())?,
             apiserver: process::descriptors(self.apiserver.daemon().pid())?,
-            containerd: process::descriptors(self.host.containerd()?.pid())?,
+            runtime: runtime.sum::<Result<usize>>()?,
         })
     }
 
@@ -181,7 +217,7 @@ impl Uses<Use> {
         Uses {
             node: self.node.cpu_seconds - before.node.cpu_seconds,
             apiserver: self.apiserver.cpu_seconds - before.apiserver.cpu_seconds,
-            containerd: self.containerd.cpu_seconds - before.containerd.cpu_seconds,
+            runtime: self.runtime.cpu_seconds - before.runtime.cpu_seconds,
         }
     }
 
@@ -190,7 +226,7 @@ impl Uses<Use> {
         Uses {
             node: self.node.memory,
             apiserver: self.apiserver.memory,
-            containerd: self.containerd.memory,
+            runtime: self.runtime.memory,
         }
     }
 }

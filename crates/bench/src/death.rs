@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::pods::{self, Change, Changes};
-use crate::process;
 use crate::statistics::Spread;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,7 +28,7 @@ pub(crate) struct Deaths {
 }
 
 pub(crate) async fn run(cluster: &mut Cluster<'_>, count: usize) -> Result<Deaths> {
-    let pids = process::of_containers(cluster.host)?;
+    let pids = cluster.container_processes()?;
     let (pods, _) = Changes::open(&cluster.pods(), TIMEOUT).await?;
     let (mut reported, mut counted, mut ready) = (Vec::new(), Vec::new(), Vec::new());
     for victim in pods.iter().take(count) {

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use kube::api::DeleteParams;
-use longshore_cri::Runtime;
 use longshore_testkit::wait_until;
 use serde::Serialize;
 
 use crate::burst::AT_ONCE;
 use crate::cluster::{Cluster, Uses};
+use crate::floor::Runs;
 use crate::pods::{Change, Changes};
 
 const TIMEOUT: Duration = Duration::from_secs(240);
@@ -30,7 +30,7 @@ pub(crate) struct Deletion {
 
 pub(crate) async fn run(
     cluster: &mut Cluster<'_>,
-    runtime: &Runtime,
+    floor: &Runs,
     names: &[String],
 ) -> Result<Deletion> {
     let pods = cluster.pods();
@@ -48,7 +48,7 @@ pub(crate) async fn run(
     let seconds = start.elapsed().as_secs_f64();
 
     wait_until(TIMEOUT, "the last sandbox to go", async || -> Result<()> {
-        let left = runtime.list_pod_sandboxes(None).await?.len();
+        let left = floor.sandboxes().await?;
         ensure!(left == 0, "{left} are left");
         Ok(())
     })

@@ -28,7 +28,7 @@ pub(crate) async fn run(cluster: &mut Cluster<'_>, seconds: u16) -> Result<Idle>
         millicores: Uses {
             node: millicores(cpu.node),
             apiserver: millicores(cpu.apiserver),
-            containerd: millicores(cpu.containerd),
+            runtime: millicores(cpu.runtime),
         },
         memory: after.memory(),
     })

@@ -1,5 +1,5 @@
-//! `make bench`: how quick and how small a node is. On one test host, in turns: the floor (the CRI
-//! calls that the pods need, with no daemon), then the same pods through apiserver and node.
+//! `make bench`: how quick and how small a node is. On one test host (`bed`), in turns: the floor (the calls of the
+//! container runtime that the pods need, with no daemon), then the same pods through apiserver and node.
 //!
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
 //! `probes`, `pressure`), each of which gives a plain struct of results → `report` shows them as a
@@ -10,6 +10,7 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "a tool of tests, on numbers of its own")]
 mod api;
+mod bed;
 mod bench;
 mod burst;
 mod cluster;
@@ -61,6 +62,10 @@ struct Args {
     /// How often a pod takes so much memory that the node ends it.
     #[arg(long, default_value_t = 20)]
     hogs: u16,
+    /// The container runtime of the host: CRI over Docker is in the node's process.
+    #[arg(long, value_enum, default_value_t = bed::Runtime::Containerd, conflicts_with_all =
+        ["server", "volumes", "nodes", "replicas", "config_maps", "services"])]
+    runtime: bed::Runtime,
     /// Give each pod of the burst a device of a plugin, which the node then has to keep.
     #[arg(long)]
     device_plugin: bool,

@@ -6,15 +6,16 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
-use longshore_testkit::{BUSYBOX, Host, NodeOptions, available_memory, wait_until};
+use longshore_testkit::{BUSYBOX, available_memory, wait_until};
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::bed::Bed;
 use crate::cluster::Cluster;
+use crate::pods;
 use crate::statistics::Spread;
-use crate::{pods, process};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 const MI: u64 = 1 << 20;
@@ -32,7 +33,7 @@ pub(crate) struct Pressure {
 }
 
 /// Runs short `count` times, on a node of its own.
-pub(crate) async fn run(host: &mut Host, count: usize) -> Result<Pressure> {
+pub(crate) async fn run(bed: &mut Bed, count: usize) -> Result<Pressure> {
     let available = available_memory().context("cannot read the machine's memory")?;
     let threshold = available - ROOM.min(available / 3);
     let config = json!({
@@ -40,8 +41,7 @@ pub(crate) async fn run(host: &mut Host, count: usize) -> Result<Pressure> {
         "evictionPressureTransitionPeriod": "1s",
     });
     let config = config.as_object().cloned().unwrap_or_default();
-    let options = NodeOptions { config, ..NodeOptions::default() };
-    let mut cluster = Cluster::start_with(host, options).await?;
+    let mut cluster = bed.cluster(config).await?;
     let mut kills = Vec::new();
     for turn in 0..count {
         let name = format!("hog-{turn}");
@@ -82,7 +82,7 @@ async fn end_of(cluster: &mut Cluster<'_>, name: &str, threshold: u64) -> Result
         if pods::is_ready(&pod) { Ok(pod) } else { Err(format!("{:?}", pod.status)) }
     })
     .await?;
-    let pids = process::of_containers(cluster.host)?;
+    let pids = cluster.container_processes()?;
     let id = pods::container_id(&pod);
     let pid = *id.and_then(|id| pids.get(id)).context("no process")?;
     let uid = pod.uid().context("no UID")?;

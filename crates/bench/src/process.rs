@@ -49,7 +49,20 @@ pub(crate) fn look(pid: u32) -> Result<Use> {
     })
 }
 
-/// The first process of every container, by the container's ID.
+/// What several processes use together.
+pub(crate) fn look_at_all(pids: &[u32]) -> Result<Use> {
+    let mut all = Use { cpu_seconds: 0.0, memory: Memory::default() };
+    for pid in pids {
+        let Use { cpu_seconds, memory } = look(*pid)?;
+        all.cpu_seconds += cpu_seconds;
+        all.memory.rss += memory.rss;
+        all.memory.pss += memory.pss;
+        all.memory.peak += memory.peak;
+    }
+    Ok(all)
+}
+
+/// The first process of every container of the host's containerd, by the container's ID.
 pub(crate) fn of_containers(host: &Host) -> Result<HashMap<String, Pid>> {
     Ok(pids(&host.ctr(["tasks", "ls"])?))
 }

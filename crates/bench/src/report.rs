@@ -11,28 +11,35 @@ use crate::statistics::{Spread, median};
 /// Medians of all rounds, in lines of a label and its results.
 pub(crate) fn table(results: &Measurements) -> String {
     let Measurements { machine, pods, rounds, .. } = results;
-    let mut table = Table(format!(
+    let head = format!(
         "{pods} pods, {} rounds; {} cores, kernel {}, {}, node {}\n\n",
         rounds.len(),
         machine.cpu,
         machine.kernel,
         machine.runtime,
         machine.kubelet,
-    ));
+    );
+    // The node says `containerd://1.7.20`.
+    let runtime = machine.runtime.split(':').next().unwrap_or_default().to_owned();
+    let mut table = Table { text: head, runtime };
     table.floor(rounds);
     table.burst(rounds);
     table.others(results);
     table.deletion(rounds);
     table.probes(results);
-    table.0
+    table.text
 }
 
-struct Table(String);
+struct Table {
+    text: String,
+    /// What the runtime is called.
+    runtime: String,
+}
 
 impl Table {
     fn line(&mut self, label: &str, text: impl Display) {
         // Writing into a string cannot fail.
-        let _ = writeln!(self.0, "{label:<30}{text}");
+        let _ = writeln!(self.text, "{label:<30}{text}");
     }
 
     fn floor(&mut self, rounds: &[Round]) {
@@ -45,8 +52,8 @@ impl Table {
         };
         self.line("floor", format!("{:.2} s ({})", of(|floor| floor.seconds), tried(rounds)));
         self.line("  start to running, each pod", spread(Some(pods)));
-        let containerd = of(|floor| floor.containerd_cpu_seconds);
-        self.line("  CPU-seconds", format!("containerd {containerd:.2}"));
+        let seconds = of(|floor| floor.runtime_cpu_seconds);
+        self.line("  CPU-seconds", format!("{} {seconds:.2}", self.runtime));
         if let Some(all) = floor_cpu(rounds) {
             self.line("", format!("everything {all:.2}"));
         }
@@ -64,13 +71,13 @@ impl Table {
         self.line("burst", format!("{seconds:.2} s, {:.2} of the floor", seconds / floor));
         self.line("  POST to Ready, each pod", spread(Some(pods)));
         self.line("  last POST answered", format!("{:.2} s", of(|burst| burst.posted_seconds)));
-        self.line("  CPU-seconds", medians(rounds, |round| round.burst.cpu_seconds));
+        self.line("  CPU-seconds", self.medians(rounds, |round| round.burst.cpu_seconds));
         if let Some(floor) = floor_cpu(rounds) {
             let all = median(rounds.iter().filter_map(|round| round.burst.host_cpu_seconds));
             self.line("", format!("everything {all:.2}, {:.2} of the floor", all / floor));
         }
         let Some(last) = rounds.last() else { return };
-        self.line("  MiB resident (peak)", memory(last.burst.memory));
+        self.line("  MiB resident (peak)", self.memory(last.burst.memory));
         let requests = &last.burst.requests;
         self.line("  requests to the apiserver", requests.values().sum::<u64>());
         for (what, count) in requests {
@@ -81,8 +88,8 @@ impl Table {
     fn others(&mut self, results: &Measurements) {
         let Measurements { idle, restart, deaths, .. } = results;
         self.line("idle", format!("{:.0} s", idle.seconds));
-        self.line("  millicores", three(idle.millicores, 1));
-        self.line("  MiB resident (peak)", memory(idle.memory));
+        self.line("  millicores", self.three(idle.millicores, millicores));
+        self.line("  MiB resident (peak)", self.memory(idle.memory));
         self.line("restart of the node daemon", "");
         self.line("  lease renewed", format!("{:.2} s", restart.lease_seconds));
         self.line("  node Ready", format!("{:.2} s", restart.ready_seconds));
@@ -101,15 +108,32 @@ impl Table {
         self.line("  Ready reported", spread(probes.ready_seconds));
         self.line("  not Ready reported", spread(probes.unready_seconds));
         let cost = &probes.cost;
-        let Uses { node, apiserver, containerd } = probes.descriptors;
         let each = format!("{pods} pods, {:.0} probes a second", probes.per_second);
         self.line("probes", format!("{each}, {:.0} s", cost.seconds));
-        self.line("  millicores", three(cost.millicores, 1));
-        self.line("  MiB resident (peak)", memory(cost.memory));
-        let open = format!("node {node}, apiserver {apiserver}, containerd {containerd}");
-        self.line("  descriptors", open);
+        self.line("  millicores", self.three(cost.millicores, millicores));
+        self.line("  MiB resident (peak)", self.memory(cost.memory));
+        self.line("  descriptors", self.three(probes.descriptors, |count| count.to_string()));
         self.line("memory runs short", "");
         self.line("  until the hog's end", spread(results.pressure.kill_seconds));
+    }
+
+    fn medians(&self, rounds: &[Round], value: fn(&Round) -> Uses<f64>) -> String {
+        let uses = Uses {
+            node: median(rounds.iter().map(|round| value(round).node)),
+            apiserver: median(rounds.iter().map(|round| value(round).apiserver)),
+            runtime: median(rounds.iter().map(|round| value(round).runtime)),
+        };
+        self.three(uses, |seconds| format!("{seconds:.2}"))
+    }
+
+    fn memory(&self, memory: Uses<Memory>) -> String {
+        self.three(memory, mib)
+    }
+
+    fn three<T>(&self, uses: Uses<T>, text: fn(T) -> String) -> String {
+        let Uses { node, apiserver, runtime } = uses;
+        let (node, apiserver, runtime) = (text(node), text(apiserver), text(runtime));
+        format!("node {node}, apiserver {apiserver}, {} {runtime}", self.runtime)
     }
 
     fn deletion(&mut self, rounds: &[Round]) {
@@ -118,7 +142,7 @@ impl Table {
         self.line("  last object", format!("{:.2} s", of(|round| round.deletion.seconds)));
         let sandboxes = of(|round| round.deletion.sandboxes_seconds);
         self.line("  last sandbox", format!("{sandboxes:.2} s"));
-        self.line("  CPU-seconds", medians(rounds, |round| round.deletion.cpu_seconds));
+        self.line("  CPU-seconds", self.medians(rounds, |round| round.deletion.cpu_seconds));
     }
 }
 
@@ -140,25 +164,8 @@ fn spread(spread: Option<Spread>) -> String {
     format!("p50 {p50:.3} s, p99 {p99:.3} s, max {max:.3} s")
 }
 
-fn medians(rounds: &[Round], value: fn(&Round) -> Uses<f64>) -> String {
-    let uses = Uses {
-        node: median(rounds.iter().map(|round| value(round).node)),
-        apiserver: median(rounds.iter().map(|round| value(round).apiserver)),
-        containerd: median(rounds.iter().map(|round| value(round).containerd)),
-    };
-    three(uses, 2)
-}
-
-fn three(uses: Uses<f64>, digits: usize) -> String {
-    let Uses { node, apiserver, containerd } = uses;
-    format!(
-        "node {node:.digits$}, apiserver {apiserver:.digits$}, containerd {containerd:.digits$}"
-    )
-}
-
-fn memory(memory: Uses<Memory>) -> String {
-    let Uses { node, apiserver, containerd } = memory;
-    format!("node {}, apiserver {}, containerd {}", mib(node), mib(apiserver), mib(containerd))
+fn millicores(of: f64) -> String {
+    format!("{of:.1}")
 }
 
 fn mib(memory: Memory) -> String {

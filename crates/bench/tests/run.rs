@@ -53,6 +53,39 @@ fn bench_every_phase_has_results() {
 }
 
 #[test]
+fn bench_on_docker_has_results() {
+    if !longshore_testkit::Docker::is_installed() {
+        println!("skipped: no dockerd on this machine");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("bench.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
+        .args(["--runtime=docker", "--pods=2", "--idle=1", "--kills=1", "--turns=2", "--hogs=0"])
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(table.contains("docker://"), "{table}");
+    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    for path in [
+        "/rounds/0/floors/3/seconds",
+        "/rounds/0/floors/0/runtime_cpu_seconds",
+        "/rounds/0/burst/seconds",
+        "/rounds/0/burst/memory/runtime/rss",
+        "/rounds/0/deletion/sandboxes_seconds",
+        "/deaths/ready_seconds/p50",
+        "/probes/descriptors/runtime",
+    ] {
+        let value = results.pointer(path).and_then(Value::as_f64);
+        assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
+    }
+}
+
+#[test]
 fn bench_volumes_only() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("bench.json");

@@ -26,10 +26,10 @@ impl fmt::Debug for Backend {
 }
 
 impl Backend {
-    /// The services over an engine, which need not run yet. Its socket has to be there.
+    /// The services over an engine, which need not run yet.
     ///
     /// # Errors
-    /// When the endpoint of the engine is not one or has no socket, and when the streaming address cannot be listened at.
+    /// When the endpoint of the engine is not one, and when the streaming address cannot be listened at.
     pub async fn new(settings: Settings) -> Result<Self> {
         let settings = Arc::new(settings);
         let engine = connect(&settings.docker_endpoint, settings.request_timeout)?;
@@ -55,5 +55,67 @@ impl Backend {
     pub async fn run(self, stop: CancellationToken) {
         let sessions = self.streaming.serve(self.listener, stop.clone());
         tokio::join!(self.service.run(stop), sessions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use longshore_cri::v1::VersionRequest;
+    use longshore_cri::v1::runtime_service_server::RuntimeService;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixListener;
+    use tonic::{Code, Request};
+
+    use super::*;
+
+    /// An engine that speaks API 1.43: it says so, and answers all else with what was asked for as its version.
+    async fn serve(socket: &Path) {
+        let listener = UnixListener::bind(socket).unwrap();
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = [0; 4096];
+            let length = stream.read(&mut head).await.unwrap();
+            let head = String::from_utf8_lossy(&head[..length]).into_owned();
+            let body = match head.split(' ').nth(1).unwrap_or_default() {
+                "/version" => r#"{"ApiVersion":"1.43","MinAPIVersion":"1.12"}"#.to_owned(),
+                path => format!(r#"{{"Version":"{path}"}}"#),
+            };
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close";
+            let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn an_engine_whose_socket_does_not_exist_yet_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("docker.sock");
+        let docker_endpoint = format!("unix://{}", socket.display());
+        let settings = Settings { docker_endpoint, ..Settings::default() };
+        let backend = Backend::new(settings).await.unwrap();
+        let (service, _) = backend.services();
+        let version = async || service.version(Request::new(VersionRequest::default())).await;
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(backend.run(stop.clone()));
+        let error = version().await.unwrap_err();
+        assert_eq!(error.code(), Code::Unavailable, "{error}");
+
+        let serving = tokio::spawn(async move { serve(&socket).await });
+        let negotiated = async {
+            loop {
+                let answer = version().await.map(|answer| answer.into_inner().runtime_version);
+                if answer.is_ok_and(|asked_for| asked_for == "/v1.43/version") {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), negotiated).await.unwrap();
+        stop.cancel();
+        running.await.unwrap();
+        serving.abort();
     }
 }

@@ -14,10 +14,13 @@ use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
+use crate::transport::Transport;
 use crate::{Error, Result};
 
 /// The oldest API that is spoken, 1.40, is Docker 19.03's.
 pub(crate) const OLDEST: u32 = 40;
+/// What stands for the version before the engine has told it.
+pub(crate) const UNKNOWN: u32 = 0;
 /// The newest that is known.
 const NEWEST: u32 = 53;
 /// How long the engine may take to tell its version.
@@ -36,8 +39,8 @@ pub struct Engine {
 /// What is known of the engine since [`Engine::negotiate`].
 #[derive(Debug)]
 struct Facts {
-    /// The minor version of the API, 1.x.
-    api: AtomicU32,
+    /// The minor version of the API, 1.x, or [`UNKNOWN`].
+    api: Arc<AtomicU32>,
     /// The lowest `oom_score_adj` that the engine can give.
     oom_floor: AtomicI64,
 }
@@ -65,8 +68,8 @@ struct Hello {
     oldest_api: String,
 }
 
-/// The client of the engine at an endpoint (`unix:///var/run/docker.sock`, or a path). Nothing is sent yet;
-/// `timeout` is how long the engine may take to begin an answer.
+/// The client of the engine at an endpoint (`unix:///var/run/docker.sock`, or a path). Nothing is sent yet, and
+/// the socket need not exist yet; `timeout` is how long the engine may take to begin an answer.
 ///
 /// # Errors
 /// When the endpoint is no Unix socket.
@@ -80,45 +83,19 @@ pub fn connect(endpoint: &str, timeout: Duration) -> Result<Engine> {
     if !Path::new(path).is_absolute() {
         return Err(invalid("the path of the socket is not absolute"));
     }
-    let facts = Arc::new(Facts { api: AtomicU32::new(OLDEST), oom_floor: AtomicI64::new(-1000) });
-    // Bollard refuses a socket that does not exist. One that refuses connections is waited for.
-    let transport = Transport { socket: path.into(), facts: Arc::clone(&facts) };
-    let docker = transport
-        .client(timeout)
-        .map_err(|error| Error::docker(format!("connect to {path}"), error))?;
+    let facts = Facts { api: Arc::new(AtomicU32::new(UNKNOWN)), oom_floor: AtomicI64::new(-1000) };
+    let facts = Arc::new(facts);
+    let transport = Transport { socket: path.into(), api: Arc::clone(&facts.api) };
+    let oldest = ClientVersion { major_version: 1, minor_version: OLDEST as usize };
+    // What the host is called does not matter: the transport knows the socket.
+    let docker = Docker::connect_with_custom_transport(
+        move |request| transport.clone().send(request),
+        Some("http://docker"),
+        timeout.as_secs(),
+        &oldest,
+    )
+    .map_err(|error| Error::docker(format!("connect to {path}"), error))?;
     Ok(Engine { docker, socket: path.into(), facts })
-}
-
-struct Transport {
-    socket: PathBuf,
-    facts: Arc<Facts>,
-}
-
-impl Transport {
-    fn client(self, timeout: Duration) -> std::result::Result<Docker, bollard::errors::Error> {
-        let Self { socket, facts } = self;
-        let known = ClientVersion { major_version: 1, minor_version: OLDEST as usize };
-        let docker =
-            Docker::connect_with_unix(&socket.to_string_lossy(), timeout.as_secs(), &known)?;
-        Ok(docker.with_request_modifier(move |mut request| {
-            let api = facts.api.load(Ordering::Relaxed);
-            if api != OLDEST
-                && let Some(uri) = with_version(request.uri(), api)
-            {
-                *request.uri_mut() = uri;
-            }
-            request
-        }))
-    }
-}
-
-/// The URI of a call with another version of the API.
-fn with_version(uri: &hyper::Uri, api: u32) -> Option<hyper::Uri> {
-    let mut parts = uri.clone().into_parts();
-    let path = parts.path_and_query?;
-    let rest = path.as_str().strip_prefix("/v1.40")?;
-    parts.path_and_query = Some(format!("/v1.{api}{rest}").parse().ok()?);
-    hyper::Uri::from_parts(parts).ok()
 }
 
 impl Engine {
@@ -154,10 +131,10 @@ impl Engine {
         &self.socket
     }
 
-    /// The minor version of the API that is spoken: 41 for 1.41.
+    /// The minor version of the API that is spoken: 41 for 1.41. The oldest, as long as it is not known.
     #[must_use]
     pub fn api(&self) -> u32 {
-        self.facts.api.load(Ordering::Relaxed)
+        self.facts.api.load(Ordering::Relaxed).max(OLDEST)
     }
 
     /// The `oom_score_adj` that the engine can give for one that is wanted: without CAP_SYS_RESOURCE none
@@ -222,14 +199,6 @@ mod tests {
         for (newest, oldest, expected) in cases {
             assert_eq!(common(newest, oldest).ok(), expected, "{newest} {oldest}");
         }
-    }
-
-    #[test]
-    fn the_version_of_a_call_is_replaced() {
-        let uri = "unix://2f76/v1.40/containers/json?all=true".parse().unwrap();
-        let uri = with_version(&uri, 44).unwrap();
-        assert_eq!(uri.to_string(), "unix://2f76/v1.44/containers/json?all=true");
-        assert!(with_version(&"http://x/other".parse().unwrap(), 44).is_none());
     }
 
     #[test]

@@ -165,10 +165,7 @@ pub(crate) fn docker_code(error: &Docker) -> Code {
             _ => Code::Unknown,
         },
         Docker::RequestTimeoutError => Code::DeadlineExceeded,
-        Docker::HyperResponseError { .. }
-        | Docker::HyperLegacyError { .. }
-        | Docker::SocketNotFoundError(_)
-        | Docker::IOError { .. } => Code::Unavailable,
+        Docker::HyperResponseError { .. } | Docker::IOError { .. } => Code::Unavailable,
         _ => Code::Unknown,
     }
 }

@@ -38,6 +38,7 @@ mod sessions;
 mod settings;
 mod stats;
 mod timestamp;
+mod transport;
 
 pub use backend::Backend;
 pub use daemon::run;

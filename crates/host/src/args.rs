@@ -62,7 +62,7 @@ pub struct NodeArgs {
     /// The address by which others reach this machine [default: that of the default route]
     #[arg(long, value_name = "IP")]
     pub address: Option<Ipv4Addr>,
-    /// The socket of the container runtime [default: that of containerd or CRI-O, whichever is there]
+    /// The socket of the container runtime, or a Docker Engine as docker:///var/run/docker.sock [default: that of containerd or CRI-O, whichever is there]
     #[arg(long, value_name = "URL")]
     pub container_runtime_endpoint: Option<String>,
     /// Where the runtime reads its network configuration; one is written if there is none
@@ -220,7 +220,7 @@ pub struct CheckArgs {
     /// The form of the answer
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
     pub output: Output,
-    /// The socket of the container runtime [default: that of containerd or CRI-O, whichever is there]
+    /// The socket of the container runtime, or a Docker Engine as docker:///var/run/docker.sock [default: that of containerd or CRI-O, whichever is there]
     #[arg(long, value_name = "URL")]
     pub container_runtime_endpoint: Option<String>,
     /// Where the runtime reads its network configuration

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use longshore_base::output;
-use longshore_cri::{Options, Runtime};
 
 use crate::args::DownArgs;
 use crate::lock::Lock;
+use crate::runtime::Folders;
 use crate::settings::Settings;
-use crate::{Error, Paths, Result, units};
+use crate::{Error, Paths, Result, runtime, units};
 
 /// The label by which containers are known as a node's.
 pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
@@ -27,7 +27,7 @@ pub async fn down(paths: &Paths, args: &DownArgs) -> Result<()> {
     })?;
     let (lock, was_running) = stop(paths)?;
     let done = match args.pods {
-        true => stop_pods(&settings.runtime).await,
+        true => stop_pods(&settings, paths).await,
         false => Ok(0),
     };
     drop(lock);
@@ -46,13 +46,10 @@ pub(crate) fn stop(paths: &Paths) -> Result<(Lock, bool)> {
 }
 
 /// Stops all pods of the runtime. Returns how many.
-async fn stop_pods(endpoint: &str) -> Result<usize> {
-    let failed = |error: longshore_cri::Error| {
-        Error::cluster(format!("the container runtime at {endpoint}"), error)
-    };
-    let mut options = Options::new(endpoint);
-    options.request_timeout = RUNTIME;
-    let runtime = Runtime::new(options).map_err(failed)?;
+async fn stop_pods(settings: &Settings, paths: &Paths) -> Result<usize> {
+    let failed = |error: longshore_cri::Error| runtime::failed(&settings.runtime, error);
+    let folders = Folders::of(paths, Some(settings));
+    let runtime = runtime::connect(&settings.runtime, &folders, RUNTIME).await?;
     let sandboxes = runtime.list_pod_sandboxes(None).await.map_err(failed)?;
     let of_node = sandboxes.iter().filter(|sandbox| sandbox.labels.contains_key(POD_UID));
     let mut count = 0_usize;

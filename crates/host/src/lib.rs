@@ -25,6 +25,7 @@ pub mod objects;
 mod paths;
 mod preflight;
 pub mod reset;
+mod runtime;
 pub mod services;
 pub mod settings;
 pub mod setup;

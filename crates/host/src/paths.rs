@@ -59,6 +59,10 @@ paths! {
     pod_logs = "var/log/pods";
     /// The lock of the commands, with the process that holds it.
     lock = "run/longshore/lock";
+    /// What is known of sandboxes on a Docker Engine.
+    checkpoints = "var/lib/cri-dockerd";
+    /// Results of CNI's plugins, where it is the node that runs these.
+    cni_results = "var/lib/cni/cache";
     /// CNI's configurations.
     cni = "etc/cni/net.d";
 }

@@ -1,10 +1,9 @@
 //! What must hold before anything is written: programs, runtime, ports, space, no other cluster.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
+use longshore_cri::Runtime;
 use longshore_cri::v1::CgroupDriver;
-use longshore_cri::{Options, Runtime};
 use longshore_machine::FileSystem;
 use serde_json::{Map, Value};
 
@@ -15,7 +14,6 @@ use crate::{Error, Paths, Result};
 
 /// What a cluster or node needs at least on the file system of its state.
 const SPACE: u64 = 256 << 20;
-const RUNTIME: Duration = Duration::from_secs(10);
 
 /// The folder of this program, in which the others are.
 pub(crate) fn programs() -> Result<PathBuf> {
@@ -104,21 +102,17 @@ pub(crate) fn check_space(paths: &Paths) -> Result<()> {
 }
 
 /// The cgroup driver of the runtime, which must answer.
-pub(crate) async fn cgroup_driver(endpoint: &str) -> Result<String> {
-    let failed = |error: longshore_cri::Error| {
-        Error::cluster(format!("the container runtime at {endpoint}"), error)
-    };
-    let mut options = Options::new(endpoint);
-    options.request_timeout = RUNTIME;
-    let runtime = Runtime::new(options).map_err(failed)?;
-    runtime.version().await.map_err(failed)?;
+pub(crate) async fn cgroup_driver(
+    runtime: &Runtime,
+) -> std::result::Result<String, longshore_cri::Error> {
+    runtime.version().await?;
     if let Ok(config) = runtime.runtime_config().await
         && let Some(linux) = config.linux
     {
         let is_systemd = linux.cgroup_driver == i32::from(CgroupDriver::Systemd);
         return Ok(if is_systemd { "systemd" } else { "cgroupfs" }.to_owned());
     }
-    let status = runtime.status(true).await.map_err(failed)?;
+    let status = runtime.status(true).await?;
     Ok(driver_of(status.info.get("config").map(String::as_str)).to_owned())
 }
 

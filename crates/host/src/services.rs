@@ -2,8 +2,9 @@
 
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
-use crate::Paths;
+use crate::runtime::Folders;
 use crate::settings::{PORT, Server, Settings};
+use crate::{Paths, runtime};
 
 /// Where ports are that nobody else needs.
 const LOCAL: &str = "127.0.0.1";
@@ -168,6 +169,9 @@ fn node(settings: &Settings, paths: &Paths) -> Service {
     if settings.server().is_none() {
         args.push(path("bootstrap-kubeconfig", &paths.bootstrap()));
     }
+    if runtime::is_docker(&settings.runtime) {
+        args.extend(Folders::of(paths, Some(settings)).flags());
+    }
     args.extend(settings.node_args.iter().cloned());
     Service {
         name: NODE,
@@ -268,6 +272,21 @@ mod tests {
         has("node", "--v=4");
         assert!(!args(&all, "node").iter().any(|arg| arg.starts_with("--bootstrap")));
         assert_eq!(ports(Some(&settings)).len(), 9);
+    }
+
+    #[test]
+    fn services_on_docker_have_the_folders_of_the_node() {
+        let paths = Paths::new(Path::new("/r"));
+        let flag = "--cri-dockerd-root-directory=/r/var/lib/cri-dockerd";
+        for (endpoint, expected) in
+            [("docker:///run/docker.sock", true), ("unix:///run/docker.sock", false)]
+        {
+            let container_runtime_endpoint = Some(endpoint.to_owned());
+            let node = NodeArgs { container_runtime_endpoint, ..NodeArgs::default() };
+            let settings = cluster(&UpArgs { node, ..UpArgs::default() }).unwrap();
+            let all = services(&settings, &paths);
+            assert_eq!(args(&all, "node").iter().any(|arg| arg == flag), expected, "{endpoint}");
+        }
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub struct Settings {
     pub address: Ipv4Addr,
     /// The apiserver, as `https://HOST:PORT`.
     pub url: String,
-    /// The socket of the container runtime, as `unix:///…`.
+    /// The container runtime, as `unix:///…`; a Docker Engine as `docker:///…`.
     pub runtime: String,
     /// Where the runtime reads its network configuration.
     pub cni: PathBuf,
@@ -218,10 +218,13 @@ impl Settings {
         }
         let runtime = match &args.container_runtime_endpoint {
             Some(given) if given.starts_with('/') => format!("unix://{given}"),
-            Some(given) if given.starts_with("unix:///") => given.clone(),
+            Some(given) if ["unix:///", "docker:///"].iter().any(|is| given.starts_with(is)) => {
+                given.clone()
+            }
             Some(given) => {
                 return Err(Error::refused(format!(
-                    "--container-runtime-endpoint: {given:?} is not a socket such as unix:///run/containerd/containerd.sock"
+                    "--container-runtime-endpoint: {given:?} is not a socket such as \
+                     unix:///run/containerd/containerd.sock or docker:///var/run/docker.sock"
                 )));
             }
             None => match &machine.runtime {
@@ -257,11 +260,6 @@ impl Settings {
             Role::Server(server) => Some(server),
             Role::Agent => None,
         }
-    }
-
-    /// The socket of the runtime as a path.
-    pub fn runtime_socket(&self) -> PathBuf {
-        PathBuf::from(self.runtime.strip_prefix("unix://").unwrap_or(&self.runtime))
     }
 }
 
@@ -373,6 +371,13 @@ pub(crate) mod tests {
                     ..NodeArgs::default()
                 }),
                 "--container-runtime-endpoint",
+            ),
+            (
+                node(NodeArgs {
+                    container_runtime_endpoint: Some("docker://run/docker.sock".into()),
+                    ..NodeArgs::default()
+                }),
+                "docker:///var/run/docker.sock",
             ),
         ];
         for (args, part) in table {

@@ -19,15 +19,17 @@ use crate::discovery::{self, Cluster};
 use crate::error::{At, reason};
 use crate::files::Created;
 use crate::lock::Lock;
+use crate::runtime::Folders;
 use crate::services::{APISERVER, Service, services};
 use crate::settings::{Machine, Server, Settings};
 use crate::setup::{self, Joined, Surroundings, fields_of, yaml};
 use crate::supervisor::Supervisor;
 use crate::tokens::{self, Token};
-use crate::{Error, Paths, Result, objects, preflight, units};
+use crate::{Error, Paths, Result, objects, preflight, runtime, units};
 
 const APISERVER_READY: Duration = Duration::from_secs(60);
 const JOINED: Duration = Duration::from_secs(120);
+const RUNTIME: Duration = Duration::from_secs(10);
 const NODE_READY: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(100);
 /// How long a token is valid that `up` prints.
@@ -101,7 +103,11 @@ impl Start {
         preflight::check_space(paths)?;
         let swaps = preflight::swaps(&std::fs::read_to_string("/proc/swaps").unwrap_or_default());
         preflight::check_swap(&swaps, common, &fields_of(settings.node_config.as_ref())?)?;
-        let around = Surroundings::read(preflight::cgroup_driver(&settings.runtime).await?);
+        let folders = Folders::of(paths, Some(&settings));
+        let client = runtime::connect(&settings.runtime, &folders, RUNTIME).await?;
+        let driver = preflight::cgroup_driver(&client).await;
+        let driver = driver.map_err(|error| runtime::failed(&settings.runtime, error))?;
+        let around = Surroundings::read(driver);
         let launcher = match foreground {
             true => Launcher::Foreground(Supervisor::new(&programs, &paths.logs())?),
             false => Launcher::Systemd,

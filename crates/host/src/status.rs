@@ -11,9 +11,12 @@ use longshore_node_view::{Foot, Inspector, processes_of_node, show, text};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Output, StatusArgs, ViewArgs};
+use crate::runtime::Folders;
 use crate::settings::{Machine, RUNTIMES, Settings};
-use crate::{Error, Paths, Result, start};
+use crate::{Error, Paths, Result, runtime, start};
 
+/// How long one request to the runtime may take.
+const RUNTIME: Duration = Duration::from_secs(5);
 /// The use of CPU is that of this time.
 const INTERVAL: Duration = Duration::from_secs(1);
 const HINT: &str =
@@ -66,7 +69,7 @@ async fn inspector(paths: &Paths, args: &ViewArgs) -> Inspector {
         inspector = inspector.with_health(address);
     }
     inspector = with_cluster(inspector, paths, args).await;
-    with_runtime(inspector, paths, args, settings.as_ref())
+    with_runtime(inspector, paths, args, settings.as_ref()).await
 }
 
 async fn with_cluster(inspector: Inspector, paths: &Paths, args: &ViewArgs) -> Inspector {
@@ -80,7 +83,7 @@ async fn with_cluster(inspector: Inspector, paths: &Paths, args: &ViewArgs) -> I
     }
 }
 
-fn with_runtime(
+async fn with_runtime(
     inspector: Inspector,
     paths: &Paths,
     args: &ViewArgs,
@@ -92,10 +95,13 @@ fn with_runtime(
     };
     let endpoint = args.container_runtime_endpoint.clone();
     let endpoint = endpoint.or_else(|| settings.map(|own| own.runtime.clone())).or_else(known);
-    match endpoint {
-        Some(endpoint) => inspector.with_runtime(&endpoint),
-        None => inspector.without(
+    let Some(endpoint) = endpoint else {
+        return inspector.without(
             "the container runtime: there is no socket; --container-runtime-endpoint names one",
-        ),
+        );
+    };
+    match runtime::connect(&endpoint, &Folders::of(paths, settings), RUNTIME).await {
+        Ok(client) => inspector.with_shared_runtime(client),
+        Err(error) => inspector.without(error.to_string()),
     }
 }

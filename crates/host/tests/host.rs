@@ -1,5 +1,5 @@
 //! `longshore up`, `join`, `token`, `down` and `reset` as people type them, on two test hosts with a
-//! containerd each.
+//! containerd each, and `up`, `check` and `reset` on one with a Docker Engine.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::fs;
@@ -11,7 +11,9 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::api::{Api, LogParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use longshore_testkit::{BUSYBOX, Daemon, Host, program, wait_until};
+use longshore_testkit::{
+    BUSYBOX, Daemon, Docker, DockerOptions, Host, Image, PAUSE, program, wait_until,
+};
 use serde_json::{Value, json};
 
 /// Enough for a start on a machine that is busy with builds.
@@ -20,11 +22,18 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// A machine: a test host with a root of its own.
 struct Machine {
     host: Host,
+    /// The endpoint of its runtime.
+    endpoint: String,
 }
 
 impl Machine {
     fn new() -> Self {
         let host = Host::start().expect("a host");
+        let endpoint = format!("unix://{}", host.socket().display());
+        Self::with(host, endpoint)
+    }
+
+    fn with(host: Host, endpoint: String) -> Self {
         // The tests' own network: this is about ours.
         let own = Self::cni_of(&host).join("10-longshore.conflist");
         fs::remove_file(own).expect("the network configuration of the test host");
@@ -50,7 +59,7 @@ impl Machine {
             "oomScoreAdj": 0,
         });
         fs::write(host.dir().join("proxy.yaml"), proxy.to_string()).unwrap();
-        Self { host }
+        Self { host, endpoint }
     }
 
     fn cni_of(host: &Host) -> PathBuf {
@@ -73,8 +82,7 @@ impl Machine {
         command.arg("--foreground");
         command.arg(format!("--node-name={}", self.host.name()));
         command.arg(format!("--address={}", self.host.node_ip()));
-        command
-            .arg(format!("--container-runtime-endpoint=unix://{}", self.host.socket().display()));
+        command.arg(format!("--container-runtime-endpoint={}", self.endpoint));
         command.arg(format!("--cni-conf-dir={}", Self::cni_of(&self.host).display()));
         command.arg(format!("--node-config={}", self.host.dir().join("node.yaml").display()));
         command.arg(format!("--proxy-config={}", self.host.dir().join("proxy.yaml").display()));
@@ -361,4 +369,58 @@ fn is_reset_after_an_interruption(machine: &Machine, up: &mut Daemon) {
     first.kill().unwrap();
     machine.run(&["reset", "--yes"]);
     machine.assert_reset();
+}
+
+#[tokio::test]
+async fn host_up_check_and_reset_on_docker() {
+    if !Docker::is_installed() {
+        println!("skipped: no dockerd on this machine");
+        return;
+    }
+    let host = Host::bare().expect("a host");
+    let mut docker = Docker::start(&host, DockerOptions::default()).unwrap();
+    docker.load(&Image::pause().unwrap()).unwrap();
+    docker.load(&Image::busybox().unwrap()).unwrap();
+    let machine = Machine::with(host, format!("docker://{}", docker.socket().display()));
+    // Somebody else's, with a label that a pod has too.
+    let other = json!({
+        "Image": PAUSE, "Labels": {"io.kubernetes.pod.uid": "u"}, "HostConfig": {"NetworkMode": "none"},
+    });
+    let created =
+        docker.request("POST", "/containers/create?name=other", other.to_string().as_bytes());
+    assert_eq!(created.unwrap().0, 201);
+
+    let mut up = machine.starting(&["up"]);
+    up.arg(format!("--node-arg=--pod-infra-container-image={PAUSE}"));
+    let mut up = machine.host.spawn("up", up).unwrap();
+    machine.until_log(&mut up, "is Ready").await;
+    let admin = client(machine.root().join("etc/kubernetes/admin.conf")).await;
+    let pods: Api<Pod> = Api::default_namespaced(admin);
+    let web = pod("web", &machine.host.name(), "exec sleep 1000");
+    wait_until(TIMEOUT, "the pod to be admitted", async || {
+        pods.create(&PostParams::default(), &web).await.map_err(|error| error.to_string())
+    })
+    .await
+    .unwrap();
+    until_phase(&pods, "web", "Running").await;
+    let checked = machine.command(&["check", "-o", "json"]).output().unwrap();
+    let checked: Value = serde_json::from_slice(&checked.stdout).unwrap();
+    for (name, part) in [("container runtime", "Docker "), ("cgroup driver", "")] {
+        let mut checks = checked["checks"].as_array().unwrap().iter();
+        let check = checks.find(|check| check["name"] == name).unwrap();
+        assert_eq!(check["level"], "ok", "{check}");
+        assert!(check["message"].as_str().unwrap().contains(part), "{check}");
+    }
+
+    let shown = machine.run(&["reset", "--dry-run"]);
+    assert!(shown.contains("default/web"), "{shown}");
+    machine.run(&["reset", "--yes"]);
+    assert!(up.wait(Duration::from_secs(60)).unwrap().success());
+    assert_eq!(machine.files(), [] as [PathBuf; 0]);
+    let (_, left) = docker.request("GET", "/containers/json?all=true", &[]).unwrap();
+    let names: Vec<_> = left.as_array().unwrap().iter().map(|one| &one["Names"][0]).collect();
+    assert_eq!(names, ["/other"]);
+    drop(up);
+    docker.stop().unwrap();
+    machine.host.assert_clean();
 }

@@ -1,4 +1,5 @@
 //! A Docker Engine of the host's own: its folders, socket, network namespace and cgroup.
+use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -125,6 +126,36 @@ impl Docker {
         self.daemon()?.kill()?;
         self.daemon = None;
         Ok(())
+    }
+
+    /// The processes of the engine: dockerd, and the containerd that it has started. Shims and containers are not
+    /// among them.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn processes(&mut self) -> Result<Vec<u32>> {
+        let file = self.dir.join("run/containerd/containerd.pid");
+        let daemon = self.daemon()?;
+        daemon.check_running()?;
+        let text = fs::read_to_string(&file).at(&file)?;
+        let containerd = text.trim().parse().ok();
+        Ok([Some(daemon.pid()), containerd].into_iter().flatten().collect())
+    }
+
+    /// The first process of each container that runs, by the container's ID.
+    ///
+    /// # Errors
+    /// When the engine does not answer.
+    pub fn container_pids(&self) -> Result<HashMap<String, i32>> {
+        let (_, running) = self.request("GET", "/containers/json", &[])?;
+        let mut pids = HashMap::new();
+        for id in running.as_array().into_iter().flatten().filter_map(|one| one["Id"].as_str()) {
+            // One that has ended meanwhile has none.
+            let (_, container) = self.request("GET", &format!("/containers/{id}/json"), &[])?;
+            let pid = container["State"]["Pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+            pids.extend(pid.filter(|pid| *pid > 0).map(|pid| (id.to_owned(), pid)));
+        }
+        Ok(pids)
     }
 
     /// Its socket.

@@ -2,6 +2,7 @@
 
 use super::Outcome;
 use super::facts::{Facts, Space};
+use crate::runtime;
 
 type Check = fn(&Facts) -> Outcome;
 
@@ -16,7 +17,7 @@ const ALL: [Check; 25] = [
     swap,
     memory,
     ports,
-    runtime,
+    container_runtime,
     runtime_ready,
     driver,
     cni_config,
@@ -287,7 +288,7 @@ fn ports(facts: &Facts) -> Outcome {
     }
 }
 
-fn runtime(facts: &Facts) -> Outcome {
+fn container_runtime(facts: &Facts) -> Outcome {
     let name = "container runtime";
     let endpoint = facts.runtime_endpoint.as_deref().unwrap_or_default();
     match &facts.runtime {
@@ -295,6 +296,12 @@ fn runtime(facts: &Facts) -> Outcome {
             name,
             "no socket of containerd or CRI-O is there",
             "install containerd 1.7 or later and start it, or give its socket with --container-runtime-endpoint",
+        ),
+        Some(Err(why)) if runtime::is_docker(endpoint) => Outcome::failure(
+            name,
+            format!("{endpoint} is of no use: {why}"),
+            "install Docker 19.03 or later (API 1.40) and start it, or give its socket with \
+             --container-runtime-endpoint=docker:///path",
         ),
         Some(Err(why)) => Outcome::failure(
             name,
@@ -305,6 +312,10 @@ fn runtime(facts: &Facts) -> Outcome {
             name,
             format!("{} {} speaks CRI {}", runtime.name, runtime.version, runtime.api),
             "install one that speaks CRI v1, such as containerd 1.6 or later",
+        ),
+        Some(Ok(found)) if runtime::is_docker(endpoint) => Outcome::ok(
+            name,
+            format!("Docker {}, over which the node serves CRI itself", found.version),
         ),
         Some(Ok(runtime)) => {
             let found = format!("{} {}, CRI {}", runtime.name, runtime.version, runtime.api);
@@ -341,11 +352,21 @@ fn driver(facts: &Facts) -> Outcome {
             name,
             format!("the node's is {own}, and the runtime's is {}", runtime.driver),
             format!(
-                "set cgroupDriver: {} in the node's configuration, or SystemdCgroup in the runtime's",
-                runtime.driver
+                "set cgroupDriver: {} in the node's configuration, or {} in the runtime's",
+                runtime.driver,
+                driver_setting(facts)
             ),
         ),
         _ => Outcome::ok(name, runtime.driver.clone()),
+    }
+}
+
+/// What a runtime calls its cgroup driver.
+fn driver_setting(facts: &Facts) -> &'static str {
+    let endpoint = facts.runtime_endpoint.as_deref().unwrap_or_default();
+    match runtime::is_docker(endpoint) {
+        true => "native.cgroupdriver (exec-opts of daemon.json)",
+        false => "SystemdCgroup",
     }
 }
 
@@ -789,10 +810,22 @@ mod tests {
             ("container runtime", Failure, "v1alpha2", |f| runtime(f).api = "v1alpha2".into()),
             ("container runtime", Warning, "1.7", |f| runtime(f).version = "1.6.20~ds1".into()),
             ("container runtime", Fine, "v2.1.4", |f| runtime(f).version = "v2.1.4".into()),
+            ("container runtime", Failure, "install Docker", |f| {
+                f.runtime_endpoint = Some("docker:///d".into());
+                f.runtime = Some(Err("the engine's API 1.39 is older than 1.40".into()));
+            }),
+            ("container runtime", Fine, "Docker 20.10.24", |f| {
+                f.runtime_endpoint = Some("docker:///d".into());
+                runtime(f).version = "20.10.24".into();
+            }),
             ("runtime status", Failure, "not ready: x", |f| runtime(f).unready = Some("x".into())),
             ("runtime status", Skipped, "no runtime", |f| f.runtime = None),
             ("cgroup driver", Failure, "cgroupDriver: cgroupfs", |f| {
                 runtime(f).driver = "cgroupfs".into()
+            }),
+            ("cgroup driver", Failure, "native.cgroupdriver", |f| {
+                f.runtime_endpoint = Some("docker:///d".into());
+                runtime(f).driver = "cgroupfs".into();
             }),
             ("cgroup driver", Fine, "systemd", |f| f.configured_driver = None),
             ("CNI configuration", Fine, "write one", |f| f.cni_files.clear()),

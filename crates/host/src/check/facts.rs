@@ -7,17 +7,17 @@ use std::process::Command;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use longshore_cri::{Options, Runtime};
 use longshore_machine::FileSystem;
 use longshore_machine::cgroup::is_unified;
 use longshore_tls::certificates;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::args::CheckArgs;
+use crate::runtime::{CNI_PLUGINS, Folders};
 use crate::services::{Port, ports};
 use crate::settings::{Machine, Settings};
 use crate::setup::{run, yaml};
-use crate::{Paths, preflight, start, units};
+use crate::{Paths, preflight, runtime, start, units};
 
 const RUNTIME: Duration = Duration::from_secs(10);
 const APISERVER: Duration = Duration::from_secs(10);
@@ -156,7 +156,6 @@ pub(super) const SYSCTLS: [&str; 7] = [
 
 const PROGRAMS: [&str; 6] =
     ["ip", "mount", "umount", "iptables", "iptables-save", "iptables-restore"];
-const CNI_PLUGINS: [&str; 3] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"];
 
 impl Facts {
     /// Looks at this machine. Nothing is changed.
@@ -179,6 +178,10 @@ impl Facts {
             .clone()
             .or_else(|| settings.as_ref().map(|settings| settings.cni.clone()))
             .unwrap_or_else(|| paths.cni());
+        let images = match &runtime_endpoint {
+            Some(endpoint) if runtime::is_docker(endpoint) => "/var/lib/docker",
+            _ => "/var/lib/containerd",
+        };
         let is_unified = is_unified();
         let is_running =
             crate::lock::is_held(paths) || (paths.is_machine() && !units::running().is_empty());
@@ -201,7 +204,9 @@ impl Facts {
             taken: if is_running { Vec::new() } else { taken(settings.as_ref()) },
             is_running,
             runtime: match &runtime_endpoint {
-                Some(endpoint) => Some(runtime(endpoint).await),
+                Some(endpoint) => {
+                    Some(runtime_facts(endpoint, &Folders::of(paths, settings.as_ref())).await)
+                }
                 None => None,
             },
             runtime_endpoint,
@@ -219,7 +224,7 @@ impl Facts {
             now: Timestamp::now().as_second(),
             spaces: [
                 ("pods and their volumes", paths.kubelet_root()),
-                ("images and containers", PathBuf::from("/var/lib/containerd")),
+                ("images and containers", PathBuf::from(images)),
                 ("the cluster's state", paths.state()),
                 ("logs", PathBuf::from("/var/log")),
             ]
@@ -328,23 +333,26 @@ fn taken(settings: Option<&Settings>) -> Vec<(u16, &'static str)> {
     ports(settings).into_iter().filter(is_taken).map(|port| (port.number, port.user)).collect()
 }
 
-async fn runtime(endpoint: &str) -> std::result::Result<RuntimeFacts, String> {
+async fn runtime_facts(
+    endpoint: &str,
+    folders: &Folders,
+) -> std::result::Result<RuntimeFacts, String> {
+    let runtime = runtime::connect(endpoint, folders, RUNTIME).await;
+    let runtime = runtime.map_err(|error| error.to_string())?;
     let ask = async {
-        let mut options = Options::new(endpoint);
-        options.request_timeout = RUNTIME;
-        let runtime = Runtime::new(options)?;
         let version = runtime.version().await?;
         let status = runtime.status(false).await?;
-        Ok::<_, longshore_cri::Error>((version, status))
+        let driver = preflight::cgroup_driver(&runtime).await?;
+        Ok::<_, longshore_cri::Error>((version, status, driver))
     };
-    let (version, status) = ask.await.map_err(|error| error.to_string())?;
+    let (version, status, driver) = ask.await.map_err(|error| error.to_string())?;
     let conditions = status.status.map(|status| status.conditions).unwrap_or_default();
     let unready = conditions.into_iter().find(|one| one.r#type == "RuntimeReady" && !one.status);
     Ok(RuntimeFacts {
         name: version.runtime_name,
         version: version.runtime_version,
         api: version.runtime_api_version,
-        driver: preflight::cgroup_driver(endpoint).await.map_err(|error| error.to_string())?,
+        driver,
         unready: unready.map(|one| format!("{} {}", one.reason, one.message)),
     })
 }

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use longshore_cri::{Options, Runtime};
-
 use crate::down::POD_UID;
+use crate::runtime::Folders;
 use crate::settings::{RUNTIMES, Settings};
 use crate::setup::{run, yaml};
-use crate::{Paths, Result, network, units};
+use crate::{Paths, Result, network, runtime, units};
 
 const RUNTIME: Duration = Duration::from_secs(10);
 /// A tree of cgroups is read to this depth.
@@ -33,8 +32,10 @@ pub(crate) struct Pod {
 pub(crate) struct Facts {
     /// Services that run.
     pub(crate) services: Vec<String>,
-    /// The runtime's socket.
+    /// The runtime's endpoint.
     pub(crate) runtime: String,
+    /// What it has beside it, if it is a Docker Engine.
+    pub(crate) folders: Folders,
     /// Pods in the runtime.
     pub(crate) pods: Vec<Pod>,
     /// Why the runtime does not say, if it does not.
@@ -70,7 +71,11 @@ impl Facts {
                 known.map(|socket| format!("unix://{socket}")).unwrap_or_default()
             }
         };
-        let found = if runtime.is_empty() { Ok(Vec::new()) } else { pods(&runtime).await };
+        let folders = Folders::of(paths, settings.as_ref());
+        let found = match runtime.is_empty() {
+            true => Ok(Vec::new()),
+            false => pods(&runtime, &folders).await,
+        };
         let (pods, pods_unknown) = match found {
             Ok(pods) => (pods, None),
             Err(why) => (Vec::new(), Some(why)),
@@ -94,6 +99,7 @@ impl Facts {
         Ok(Self {
             services: services(paths),
             runtime,
+            folders,
             pods,
             pods_unknown,
             mounts: mounts(&mountinfo(), &paths.kubelet_root()),
@@ -120,13 +126,10 @@ fn services(paths: &Paths) -> Vec<String> {
     running
 }
 
-async fn pods(endpoint: &str) -> std::result::Result<Vec<Pod>, String> {
-    let list = async {
-        let mut options = Options::new(endpoint);
-        options.request_timeout = RUNTIME;
-        Runtime::new(options)?.list_pod_sandboxes(None).await
-    };
-    let found = list.await.map_err(|error: longshore_cri::Error| error.to_string())?;
+async fn pods(endpoint: &str, folders: &Folders) -> std::result::Result<Vec<Pod>, String> {
+    let client = runtime::connect(endpoint, folders, RUNTIME).await;
+    let client = client.map_err(|error| error.to_string())?;
+    let found = client.list_pod_sandboxes(None).await.map_err(|error| error.to_string())?;
     let of_node = found.into_iter().filter(|sandbox| sandbox.labels.contains_key(POD_UID));
     let pod = |sandbox: longshore_cri::v1::PodSandbox| {
         let metadata = sandbox.metadata.unwrap_or_default();

@@ -11,7 +11,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use longshore_base::output;
-use longshore_cri::{Options, Runtime};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -21,7 +20,7 @@ use crate::error::At;
 use crate::files::remove;
 use crate::settings::Settings;
 use crate::setup::run;
-use crate::{Error, Paths, Result, down, network, preflight, units};
+use crate::{Error, Paths, Result, down, network, preflight, runtime, units};
 use facts::Facts;
 use plan::{Plan, Step};
 
@@ -111,7 +110,7 @@ async fn carry_out(plan: &Plan, paths: &Paths, facts: &Facts) -> Vec<Error> {
         let done = match step {
             // Stopped by now.
             Step::Services(_) => Ok(()),
-            Step::Pods(pods) => remove_pods(&facts.runtime, pods).await,
+            Step::Pods(pods) => remove_pods(facts, pods).await,
             Step::Mounts(mounts) => unmount(mounts),
             Step::Rules { program, input, .. } => restore(program, input),
             Step::Tables(tables) => each(tables, |table| nft(table)),
@@ -141,22 +140,18 @@ fn each<T>(all: &[T], act: impl FnMut(&T) -> Result<()>) -> Result<()> {
     outcomes.into_iter().collect()
 }
 
-async fn remove_pods(endpoint: &str, pods: &[facts::Pod]) -> Result<()> {
-    let failed = |error: longshore_cri::Error| {
-        Error::cluster(format!("the container runtime at {endpoint}"), error)
-    };
-    let mut options = Options::new(endpoint);
-    options.request_timeout = RUNTIME;
-    let runtime = Runtime::new(options).map_err(failed)?;
+async fn remove_pods(facts: &Facts, pods: &[facts::Pod]) -> Result<()> {
+    let runtime = runtime::connect(&facts.runtime, &facts.folders, RUNTIME).await?;
     let mut failure = None;
     for pod in pods {
         let outcome = async {
             runtime.stop_pod_sandbox(&pod.id).await?;
             runtime.remove_pod_sandbox(&pod.id).await
         };
-        failure = failure.or(outcome.await.err());
+        let outcome: std::result::Result<(), longshore_cri::Error> = outcome.await;
+        failure = failure.or(outcome.err());
     }
-    failure.map_or(Ok(()), |error| Err(failed(error)))
+    failure.map_or(Ok(()), |error| Err(runtime::failed(&facts.runtime, error)))
 }
 
 fn unmount(mounts: &[std::path::PathBuf]) -> Result<()> {
