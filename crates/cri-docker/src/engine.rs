@@ -14,13 +14,9 @@ use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::transport::Transport;
+use crate::transport::{OLDEST, Transport, UNKNOWN};
 use crate::{Error, Result};
 
-/// The oldest API that is spoken, 1.40, is Docker 19.03's.
-pub(crate) const OLDEST: u32 = 40;
-/// What stands for the version before the engine has told it.
-pub(crate) const UNKNOWN: u32 = 0;
 /// The newest that is known.
 const NEWEST: u32 = 53;
 /// How long the engine may take to tell its version.

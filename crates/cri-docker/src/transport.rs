@@ -14,7 +14,10 @@ use hyper::{Response, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
-use crate::engine::{OLDEST, UNKNOWN};
+/// The oldest API that is spoken, 1.40, is Docker 19.03's.
+pub(crate) const OLDEST: u32 = 40;
+/// What stands for the version before the engine has told it.
+pub(crate) const UNKNOWN: u32 = 0;
 
 /// The way to one engine.
 #[derive(Debug, Clone)]
