@@ -84,10 +84,11 @@ fn write(out: &mut Writer, number: u32, form: &Form, value: &Value) -> Result<()
         Form::Inside(inside, form) => {
             out.nested(number, |inner| write(inner, *inside, form, value))?;
         }
-        Form::Choice(choose) => match choose(value) {
-            Some(form) => write(out, number, form, value)?,
-            None => {}
-        },
+        Form::Choice(choose) => {
+            if let Some(form) = choose(value) {
+                write(out, number, form, value)?;
+            }
+        }
     }
     Ok(())
 }
