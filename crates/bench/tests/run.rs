@@ -7,48 +7,53 @@ use std::process::Command;
 
 use serde_json::Value;
 
-#[test]
-fn bench_every_phase_has_results() {
+/// What the program prints and what it writes as JSON, with these arguments.
+fn run(args: &[&str]) -> (String, Value) {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("bench.json");
     let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
-        .args([
-            "--pods=3",
-            "--repeat=2",
-            "--idle=1",
-            "--kills=1",
-            "--turns=2",
-            "--device-plugin",
-            "--json",
-        ])
+        .args(args)
+        .arg("--json")
         .arg(&json)
         .output()
         .unwrap();
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{log}");
-    let table = String::from_utf8_lossy(&output.stdout);
-    assert!(table.starts_with("3 pods, 2 rounds"), "{table}");
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    (table, serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap())
+}
 
-    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
-    for path in [
-        "/rounds/0/floors/3/seconds",
-        "/rounds/1/floors/0/seconds",
-        "/rounds/1/burst/seconds",
-        "/rounds/1/burst/pod_seconds/p99",
-        "/rounds/1/burst/memory/node/pss",
-        "/rounds/1/deletion/sandboxes_seconds",
-        "/idle/memory/apiserver/rss",
-        "/restart/ready_seconds",
-        "/deaths/counted_seconds/p50",
-        "/deaths/ready_seconds/p50",
-        "/probes/ready_seconds/p50",
-        "/probes/unready_seconds/p50",
-        "/probes/per_second",
-        "/probes/descriptors/node",
-    ] {
+fn assert_positive(results: &Value, paths: &[&str]) {
+    for path in paths {
         let value = results.pointer(path).and_then(Value::as_f64);
         assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
     }
+}
+
+#[test]
+fn bench_every_phase_has_results() {
+    let args = ["--pods=3", "--repeat=2", "--idle=1", "--kills=1", "--turns=2", "--device-plugin"];
+    let (table, results) = run(&args);
+    assert!(table.starts_with("3 pods, 2 rounds"), "{table}");
+    assert_positive(
+        &results,
+        &[
+            "/rounds/0/floors/3/seconds",
+            "/rounds/1/floors/0/seconds",
+            "/rounds/1/burst/seconds",
+            "/rounds/1/burst/pod_seconds/p99",
+            "/rounds/1/burst/memory/node/pss",
+            "/rounds/1/deletion/sandboxes_seconds",
+            "/idle/memory/apiserver/rss",
+            "/restart/ready_seconds",
+            "/deaths/counted_seconds/p50",
+            "/deaths/ready_seconds/p50",
+            "/probes/ready_seconds/p50",
+            "/probes/unready_seconds/p50",
+            "/probes/per_second",
+            "/probes/descriptors/node",
+        ],
+    );
     assert_eq!(results.pointer("/rounds/1/floors/1"), None, "the best limit is taken");
 }
 
@@ -58,31 +63,21 @@ fn bench_on_docker_has_results() {
         println!("skipped: no dockerd on this machine");
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let json = dir.path().join("bench.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
-        .args(["--runtime=docker", "--pods=2", "--idle=1", "--kills=1", "--turns=2", "--hogs=0"])
-        .arg("--json")
-        .arg(&json)
-        .output()
-        .unwrap();
-    let log = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{log}");
-    let table = String::from_utf8_lossy(&output.stdout);
+    let args = ["--runtime=docker", "--pods=2", "--idle=1", "--kills=1", "--turns=2", "--hogs=0"];
+    let (table, results) = run(&args);
     assert!(table.contains("docker://"), "{table}");
-    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
-    for path in [
-        "/rounds/0/floors/3/seconds",
-        "/rounds/0/floors/0/runtime_cpu_seconds",
-        "/rounds/0/burst/seconds",
-        "/rounds/0/burst/memory/runtime/rss",
-        "/rounds/0/deletion/sandboxes_seconds",
-        "/deaths/ready_seconds/p50",
-        "/probes/descriptors/runtime",
-    ] {
-        let value = results.pointer(path).and_then(Value::as_f64);
-        assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
-    }
+    assert_positive(
+        &results,
+        &[
+            "/rounds/0/floors/3/seconds",
+            "/rounds/0/floors/0/runtime_cpu_seconds",
+            "/rounds/0/burst/seconds",
+            "/rounds/0/burst/memory/runtime/rss",
+            "/rounds/0/deletion/sandboxes_seconds",
+            "/deaths/ready_seconds/p50",
+            "/probes/descriptors/runtime",
+        ],
+    );
 }
 
 #[test]
