@@ -3,11 +3,14 @@
 use crate::common;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use common::hook::{Hook, configure};
+use common::upstream::Etcd;
 use common::*;
 use hyper::Request;
-use longshore_apiserver::TracingConfig;
+use longshore_apiserver::{Config, TracingConfig};
+use longshore_store::EtcdStore;
 use longshore_telemetry::testing::{Collected, Collector};
 use longshore_telemetry::{Kind, SpanContext};
 use serde_json::json;
@@ -17,10 +20,22 @@ const ALL: u32 = 1_000_000;
 
 /// A cluster whose spans of so many of a million requests go to a collector.
 async fn traced(dir: &Path, rate: u32) -> (Cluster, Collector) {
+    traced_with(dir, rate, |_| {}).await
+}
+
+async fn traced_with(
+    dir: &Path,
+    rate: u32,
+    adapt: impl FnOnce(&mut Config),
+) -> (Cluster, Collector) {
     let collector = Collector::start(&dir.join("otlp.sock"));
     let endpoint = collector.endpoint();
     let tracing = Some(TracingConfig::new(endpoint, rate));
-    (Cluster::start_with(|config| config.tracing = tracing).await, collector)
+    let configure = |config: &mut Config| {
+        config.tracing = tracing;
+        adapt(config);
+    };
+    (Cluster::start_with(configure).await, collector)
 }
 
 /// Sends a request with the context of a span of the client.
@@ -64,8 +79,13 @@ async fn traces_of_requests_have_the_webhooks_that_they_call() {
     };
     let request = one("POST /api/v1/namespaces/{:namespace}/configmaps");
     let (create, call, post) = (one("Create"), one("Call validating webhook"), one("HTTP POST"));
-    assert_eq!(spans.len(), 4);
+    let before = ["authentication", "authorization", "priorityandfairness"].map(one);
+    assert_eq!(spans.len(), 7);
     let client = SpanContext::parse(client).unwrap();
+    for (step, next) in before.iter().zip(before[1..].iter().chain([&create])) {
+        assert_eq!((step.parent, step.kind), (Some(request.context.span), Kind::Internal));
+        assert!(step.begins <= step.ends && step.ends <= next.begins, "{step:?}, {next:?}");
+    }
     for (span, parent, kind) in [
         (request, client.span, Kind::Server),
         (create, request.context.span, Kind::Internal),
@@ -110,4 +130,21 @@ async fn traces_of_unprivileged_clients_are_links() {
     assert_eq!((request.name.as_str(), request.parent), ("GET", None));
     assert_ne!(request.context.trace, client.trace);
     assert_eq!(request.links, [client.span]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn traces_have_the_calls_of_etcd() {
+    let dir = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start(Path::new("/usr/bin/etcd"), dir.path()).await;
+    etcd.ready().await;
+    let store = Arc::new(EtcdStore::connect([etcd.url.as_str()]).await.unwrap());
+    let (cluster, collector) = traced_with(dir.path(), 0, |config| config.store = store).await;
+    let client = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    send(&cluster.admin, "POST", MAPS, client, config_map("a", json!({}))).await;
+    let spans = spans(cluster, collector).await;
+    let named = |name: &str| spans.iter().find(|span| span.name == name);
+    let create = named("Create").unwrap();
+    let call = named("etcdserverpb.KV/Txn").unwrap_or_else(|| panic!("{spans:?}"));
+    assert_eq!((call.parent, call.kind), (Some(create.context.span), Kind::Client));
+    assert!(!call.failed && create.begins <= call.begins && call.ends <= create.ends);
 }

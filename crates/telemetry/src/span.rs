@@ -18,7 +18,7 @@ pub enum Kind {
     Client,
 }
 
-/// Something that has begun and ends when this is dropped. Spans of a tracer that is off, and of traces
+/// Something that has begun and ends when this is dropped, unless it [has ended](Span::lasted) before. Spans of a tracer that is off, and of traces
 /// that are not sampled, are empty.
 #[derive(Debug, Default)]
 pub struct Span {
@@ -82,6 +82,16 @@ impl Span {
         }
     }
 
+    /// It began then, and has ended that long after; otherwise it ends when this is dropped.
+    pub fn lasted(&mut self, began: SystemTime, duration: Duration) {
+        if let Some(recorded) = &mut self.recorded {
+            let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+            let span = &mut recorded.span;
+            span.start_time_unix_nano = since_1970(began);
+            span.end_time_unix_nano = span.start_time_unix_nano.saturating_add(nanoseconds);
+        }
+    }
+
     /// Whether what is said of it matters.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
@@ -124,7 +134,9 @@ impl Drop for Span {
     fn drop(&mut self) {
         if let Some(recorded) = self.recorded.take() {
             let Recorded { mut span, finished } = *recorded;
-            span.end_time_unix_nano = now();
+            if span.end_time_unix_nano == 0 {
+                span.end_time_unix_nano = now();
+            }
             // what does not fit into the queue is lost
             let _ = finished.try_send(span);
         }
@@ -133,6 +145,10 @@ impl Drop for Span {
 
 /// In nanoseconds since 1970.
 fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since_1970(SystemTime::now())
+}
+
+fn since_1970(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -152,7 +152,7 @@ fn calling_node(user: &User) -> Option<&str> {
 
 /// A body's namespace must be the path's; an absent one is filled in, and one of an object of the cluster is
 /// taken away.
-fn settle_namespace(
+pub(crate) fn settle_namespace(
     resource: &Resource,
     object: &mut Value,
     namespace: &str,

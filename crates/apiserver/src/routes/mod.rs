@@ -56,6 +56,7 @@ pub use self::pages::PagesConfig;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, StatusObject, View};
 use self::served::Route;
+use self::trace::Step;
 use crate::RequestLimits;
 use crate::aggregator::ApiService;
 use crate::api_types::{Resource, Subresource};
@@ -112,6 +113,8 @@ struct Admitted {
     caller: Caller,
     /// Its share of the request limit.
     share: Share,
+    /// Authentication and authorization.
+    steps: [Step; 2],
 }
 
 /// An authorized request.
@@ -233,6 +236,7 @@ impl Router {
         head: &mut Parts,
         class: &mut Option<Class>,
     ) -> Result<Admitted> {
+        let authentication = Step::begin("authentication");
         let verify = |authority: &ClientCa| peer.verify(authority);
         let (certified, remaining) = (peer.user(), peer.certificate_remaining());
         let authorization = head.headers.get(header::AUTHORIZATION).cloned();
@@ -240,6 +244,7 @@ impl Router {
             .authenticator
             .caller(certified, remaining, verify, &line.path, &mut head.headers)
             .await;
+        let authentication = authentication.end();
         let request = received(line, caller.as_ref().ok());
         match &caller {
             Ok(_) => audit::begin(request).await?,
@@ -261,17 +266,19 @@ impl Router {
         let local = line.resource.as_ref().filter(|_| remote.is_none());
         let kinds = self.api.definitions.snapshot();
         let route = local.map(|path| served::route(&kinds, path, &head.method)).transpose()?;
+        let authorization = Step::begin("authorization");
         // a browser has the credentials of its user only once the page is there; the page says nothing
         if !(line.path == openapi::browser::PATH && matches!(line.verb, "get" | "head")) {
             self.authorize(&user, line.verb, line).await?;
         }
+        let steps = [authentication, authorization.end()];
         let holder = limits::holder(&user);
         if !user.is_anonymous() && !peer.authorize(&holder) {
             peer.close();
             return Err(limits::too_many());
         }
         let share = self.limits.admit(&holder, line)?;
-        Ok(Admitted { caller: Caller { user, holder, route, remote }, share })
+        Ok(Admitted { caller: Caller { user, holder, route, remote }, share, steps })
     }
 
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
@@ -463,19 +470,22 @@ impl Router {
         let (answer, held) = match admitted {
             Ok((line, admitted)) => {
                 drop(unadmitted);
-                let Admitted { caller, share } = admitted;
+                let Admitted { caller, share, steps } = admitted;
                 // Aggregated servers count what they serve.
                 let own = labels.filter(|_| caller.remote.is_none());
                 let lasts = limits::is_long_running(line);
                 if own.is_some_and(|labels| labels.is_deprecated) {
                     audit::annotate("k8s.io/deprecated", "true");
                 }
+                let queued = Step::begin("priorityandfairness");
                 match self.seat(class.as_ref(), &caller, line, began).await {
                     Ok(seat) => {
+                        let queued = queued.end();
                         record = own.map(|labels| self.metrics.begin(labels, began, lasts));
                         let watch = self.count_watch(class.as_ref(), line);
                         let took = began.elapsed();
                         span = trace::request(&self.tracer, &caller.user, line, &head, &peer, took);
+                        trace::steps(&span, steps.into_iter().chain([queued])).await;
                         let answer = contained(self.answer(caller, line, head, &mut body));
                         let answer = span.enter(answer).await;
                         // A watch has none from now on.

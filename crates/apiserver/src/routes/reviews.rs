@@ -12,7 +12,7 @@ use crate::audit;
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
 use crate::kinds::Review;
 use crate::object;
-use crate::operations::check_namespace;
+use crate::operations::settle_namespace;
 use crate::schema::{Causes, Path};
 use crate::status::StatusError;
 use crate::user::User;
@@ -26,13 +26,12 @@ impl Router {
         let WriteOptions { dry_run, validation, .. } = WriteOptions::read(&call)?;
         let (mut review, mut unknown) = body.read(call.resource.gvk(), validation)?;
         audit::request_object(&review);
-        if kind == Review::LocalAccess && object::namespace(&review).is_empty() {
-            let namespace = call.path.namespace.as_str().into();
-            object::metadata_mut(&mut review).insert("namespace".into(), namespace);
+        if call.resource.namespaced {
+            settle_namespace(call.resource, &mut review, call.namespace())?;
         }
         let (mut review, warnings) = self.admit_created(&call, review, dry_run).await?;
         unknown.extend(warnings);
-        if let Err(error) = check(&call, kind, &review) {
+        if let Err(error) = check(call.resource.group, kind, &review) {
             return respond::refused(error, &unknown);
         }
         review["status"] = match self.review_status(&call, kind, &review).await {
@@ -126,7 +125,7 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 }
 
 /// What a question about an access must say.
-fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
+fn check(group: &str, kind: Review, review: &Value) -> Result<()> {
     if !matches!(kind, Review::Access | Review::LocalAccess | Review::SelfAccess) {
         return Ok(());
     }
@@ -134,9 +133,6 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
     let (resource, other) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
     let (resource_path, other_path) =
         (path.child("resourceAttributes"), path.child("nonResourceAttributes"));
-    if kind == Review::LocalAccess {
-        check_namespace(review, &call.path.namespace)?;
-    }
     let mut causes = Causes::default();
     let shown = json!({"Path": text(other, "path"), "Verb": text(other, "verb")});
     match (resource.is_object(), other.is_object()) {
@@ -176,7 +172,7 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
     match causes.0.is_empty() {
         true => Ok(()),
         // upstream does not name the kind
-        false => Err(StatusError::invalid_kind(call.resource.group, "", "", causes.0)),
+        false => Err(StatusError::invalid_kind(group, "", "", causes.0)),
     }
 }
 

@@ -1,10 +1,12 @@
 //! Spans of requests, named and described as upstream's apiserver does. Clients cannot decide what is
 //! sampled, and their spans are links, unless they are privileged: then a request is part of their trace.
 //!
-//! Current limitations: where a user is impersonated, that user counts; authentication and authorization
-//! have no spans of their own.
+//! What comes before the handler (authentication, authorization, the wait for a seat) has spans of upstream's
+//! names. There each contains what follows it; here it ends where the next begins.
+//!
+//! Current limitations: where a user is impersonated, that user counts.
 
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use hyper::header::{self, AsHeaderName, HeaderMap};
 use hyper::http::request::Parts;
@@ -63,6 +65,38 @@ pub(super) fn request(
     );
     describe(&mut span, &head.headers, "user_agent.original");
     span
+}
+
+/// A step before the handler of a request. It has a span once that of the request is there.
+pub(super) struct Step {
+    name: &'static str,
+    began: SystemTime,
+    clock: Instant,
+    took: Duration,
+}
+
+impl Step {
+    pub(super) fn begin(name: &'static str) -> Step {
+        let began = SystemTime::now();
+        Step { name, began, clock: Instant::now(), took: Duration::ZERO }
+    }
+
+    pub(super) fn end(self) -> Step {
+        Step { took: self.clock.elapsed(), ..self }
+    }
+}
+
+/// Spans of steps, within that of their request.
+pub(super) async fn steps(request: &Span, steps: impl IntoIterator<Item = Step>) {
+    if !request.is_recorded() {
+        return;
+    }
+    let record = async {
+        for Step { name, began, took, .. } in steps {
+            child(name, Kind::Internal).lasted(began, took);
+        }
+    };
+    request.enter(record).await;
 }
 
 /// The span of what a handler does; empty for what has none upstream.

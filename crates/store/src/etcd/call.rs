@@ -1,10 +1,25 @@
-//! A call to etcd: never without a deadline, and its error sorted by what it means to the store.
+//! A call to etcd: never without a deadline, its error sorted by what it means to the store, and with a span
+//! in the trace of the request that it is for.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use futures::FutureExt as _;
+use longshore_telemetry::{Kind, child};
 
 use crate::Error;
+
+/// The methods that are called.
+pub(super) mod method {
+    pub(crate) const RANGE: &str = "etcdserverpb.KV/Range";
+    pub(crate) const PUT: &str = "etcdserverpb.KV/Put";
+    pub(crate) const DELETE_RANGE: &str = "etcdserverpb.KV/DeleteRange";
+    pub(crate) const TXN: &str = "etcdserverpb.KV/Txn";
+    pub(crate) const COMPACT: &str = "etcdserverpb.KV/Compact";
+    pub(crate) const WATCH: &str = "etcdserverpb.Watch/Watch";
+    pub(crate) const LEASE_GRANT: &str = "etcdserverpb.Lease/LeaseGrant";
+    pub(crate) const LEASE_TIME_TO_LIVE: &str = "etcdserverpb.Lease/LeaseTimeToLive";
+}
 
 /// The longest that a call may take. A compaction that cleans up a large history takes longer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -46,36 +61,38 @@ impl From<Failure> for Error {
 /// Awaits a call's answer, for as long as one may take.
 // These are not `async fn`s, each of which would have the call's large future twice.
 pub(super) fn call<T>(
-    name: &'static str,
+    method: &'static str,
     answer: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> impl Future<Output = Result<T, Failure>> {
-    within(DEADLINE, name, answer)
+    within(DEADLINE, method, answer)
 }
 
 /// The same for a compaction.
 pub(super) fn compaction_call<T>(
-    name: &'static str,
+    method: &'static str,
     answer: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> impl Future<Output = Result<T, Failure>> {
-    within(COMPACTION_DEADLINE, name, answer)
+    within(COMPACTION_DEADLINE, method, answer)
 }
 
 fn within<T>(
     deadline: Duration,
-    name: &'static str,
+    method: &'static str,
     answer: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> impl Future<Output = Result<T, Failure>> {
-    tokio::time::timeout(deadline, answer).map(move |answer| match answer {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(classify(name, &error)),
-        Err(_) => {
-            Err(Error::Backend(format!("etcd {name}: no answer within {} s", deadline.as_secs()))
-                .into())
-        }
+    let mut span = child(method, Kind::Client);
+    tokio::time::timeout(deadline, answer).map(move |answer| {
+        let error = match answer {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => classify(method, &error),
+            Err(_) => failed(method, format_args!("no answer within {} s", deadline.as_secs())),
+        };
+        span.fail("");
+        Err(error)
     })
 }
 
-fn classify(name: &'static str, error: &etcd_client::Error) -> Failure {
+fn classify(method: &'static str, error: &etcd_client::Error) -> Failure {
     if let etcd_client::Error::GRpcStatus(status) = error {
         let (code, message) = (status.code() as i32, status.message());
         match () {
@@ -89,5 +106,10 @@ fn classify(name: &'static str, error: &etcd_client::Error) -> Failure {
             () => {}
         }
     }
-    Error::Backend(format!("etcd {name}: {error}")).into()
+    failed(method, error)
+}
+
+fn failed(method: &'static str, why: impl Display) -> Failure {
+    let method = method.trim_start_matches("etcdserverpb.");
+    Error::Backend(format!("etcd {method}: {why}")).into()
 }

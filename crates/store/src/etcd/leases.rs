@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use etcd_client::LeaseClient;
 use tokio::sync::Mutex;
 
-use super::call::{Failure, call};
+use super::call::{Failure, call, method};
 
 /// Keys under one lease at most: etcd deletes all of them in one transaction.
 const KEYS: usize = 1000;
@@ -49,7 +49,8 @@ impl Leases {
         granted.retain(|_, known| known.until > now);
         let slack = (seconds / 20).clamp(SLACK.0, SLACK.1);
         let lifetime = i64::try_from(seconds.saturating_add(slack)).unwrap_or(i64::MAX);
-        let lease = call("lease grant", self.client.clone().grant(lifetime, None)).await?.id();
+        let lease =
+            call(method::LEASE_GRANT, self.client.clone().grant(lifetime, None)).await?.id();
         granted.insert(
             seconds,
             Granted {
@@ -64,7 +65,7 @@ impl Leases {
     /// When a lease runs out, since 1970.
     pub(super) async fn deadline(&self, lease: i64) -> Result<Option<Duration>, Failure> {
         let answer =
-            call("lease time to live", self.client.clone().time_to_live(lease, None)).await?;
+            call(method::LEASE_TIME_TO_LIVE, self.client.clone().time_to_live(lease, None)).await?;
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         // one that is gone is about to take its keys with it
         let left = Duration::from_secs(u64::try_from(answer.ttl()).unwrap_or(0).max(1));

@@ -21,7 +21,7 @@ use crate::backup::Entry;
 use crate::{
     Error, Expect, KeyValue, ListOptions, PAGE_BYTES, Page, Result, Revision, Store, WatchItem,
 };
-use call::{Failure, call, compaction_call};
+use call::{Failure, call, compaction_call, method};
 use leases::Leases;
 
 mod call;
@@ -118,7 +118,7 @@ impl EtcdStore {
         let (first, end) = prefix_range(prefix);
         let from = start.as_bytes().to_vec().max(first);
         let options = GetOptions::new().with_range(end).with_limit(ITEMS).with_revision(at);
-        let mut answer = match call("export", self.kv.clone().get(from, Some(options))).await {
+        let mut answer = match call(method::RANGE, self.kv.clone().get(from, Some(options))).await {
             Ok(answer) => answer,
             Err(failure) => return Err(self.explain(at, failure).await),
         };
@@ -163,21 +163,21 @@ impl EtcdStore {
             if missing <= 0 {
                 break;
             }
-            let writes = (0..missing.min(AT_ONCE.saturating_mul(AT_ONCE)))
-                .map(|_| async { call("put", self.kv.clone().put(key, "", None)).await.map(drop) });
+            let writes = (0..missing.min(AT_ONCE.saturating_mul(AT_ONCE))).map(|_| async {
+                call(method::PUT, self.kv.clone().put(key, "", None)).await.map(drop)
+            });
             let mut writes = futures::stream::iter(writes).buffer_unordered(AT_ONCE as usize);
             while let Some(written) = writes.next().await {
                 written?;
             }
         }
-        call("delete", self.kv.clone().delete(key, None)).await?;
+        call(method::DELETE_RANGE, self.kv.clone().delete(key, None)).await?;
         Ok(())
     }
 
     /// Runs `then` if `expect` holds of `key`; otherwise returns the current key.
     async fn transact(
         &self,
-        name: &'static str,
         key: &str,
         expect: Expect,
         then: Vec<TxnOp>,
@@ -195,7 +195,7 @@ impl EtcdStore {
             .when([Compare::mod_revision(key, CompareOp::Equal, expected)])
             .and_then(then)
             .or_else([TxnOp::get(key, None)]);
-        let answer = call(name, self.kv.clone().txn(transaction)).await?;
+        let answer = call(method::TXN, self.kv.clone().txn(transaction)).await?;
         let mut responses = answer.op_responses();
         if answer.succeeded() {
             return Ok((revision_of(answer.header()), responses));
@@ -219,7 +219,7 @@ impl EtcdStore {
         let put = TxnOp::put(key, &value[..], Some(PutOptions::new().with_lease(lease)));
         // the create revision, without sending the value back
         let look = TxnOp::get(key, Some(GetOptions::new().with_keys_only()));
-        let (revision, responses) = self.transact("put", key, expect, vec![put, look]).await?;
+        let (revision, responses) = self.transact(key, expect, vec![put, look]).await?;
         let create_revision = match responses.last() {
             Some(TxnOpResponse::Get(found)) => {
                 found.kvs().first().map_or(revision, |kv| kv.create_revision())
@@ -245,7 +245,7 @@ impl EtcdStore {
     ) -> Result<Page> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let range = GetOptions::new().with_range(end).with_limit(limit).with_revision(revision);
-        let mut answer = match call("list", self.kv.clone().get(from, Some(range))).await {
+        let mut answer = match call(method::RANGE, self.kv.clone().get(from, Some(range))).await {
             Ok(answer) => answer,
             Err(failure) => return Err(self.explain(revision, failure).await),
         };
@@ -275,7 +275,7 @@ impl EtcdStore {
 #[async_trait]
 impl Store for EtcdStore {
     async fn get(&self, key: &str) -> Result<Option<KeyValue>> {
-        let mut answer = call("get", self.kv.clone().get(key, None)).await?;
+        let mut answer = call(method::RANGE, self.kv.clone().get(key, None)).await?;
         answer.take_kvs().pop().map(key_value).transpose()
     }
 
@@ -324,7 +324,7 @@ impl Store for EtcdStore {
         let look = TxnOp::get(key, None);
         let delete = TxnOp::delete(key, None);
         let (revision, responses) =
-            self.transact("delete", key, Expect::Revision(expect), vec![look, delete]).await?;
+            self.transact(key, Expect::Revision(expect), vec![look, delete]).await?;
         let deleted = responses.into_iter().find_map(|response| match response {
             TxnOpResponse::Get(mut found) => found.take_kvs().pop(),
             _ => None,
@@ -353,14 +353,16 @@ impl Store for EtcdStore {
     async fn revision(&self) -> Result<Revision> {
         // linearizable, and there need not be such a key
         let nothing = GetOptions::new().with_count_only();
-        let answer = call("revision", self.kv.clone().get("\0", Some(nothing))).await?;
+        let answer = call(method::RANGE, self.kv.clone().get("\0", Some(nothing))).await?;
         Ok(revision_of(answer.header()))
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
         let revision = if revision == 0 { self.revision().await? } else { revision };
         let physical = CompactionOptions::new().with_physical();
-        match compaction_call("compact", self.kv.clone().compact(revision, Some(physical))).await {
+        match compaction_call(method::COMPACT, self.kv.clone().compact(revision, Some(physical)))
+            .await
+        {
             Ok(_) => Ok(()),
             Err(failure) => match self.explain(revision, failure).await {
                 // it is compacted already

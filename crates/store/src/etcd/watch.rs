@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use etcd_client::{EventType, WatchClient, WatchOptions, WatchResponse, WatchStream};
 use futures::stream::BoxStream;
 
-use super::call::{Failure, call};
+use super::call::{Failure, call, method};
 use super::{key_value, prefix_range, revision_of};
 use crate::pull::Pull;
 use crate::{Error, Event, Result, Revision, WatchItem};
@@ -29,7 +29,7 @@ pub(super) async fn begin(
         let consent = stream.message().await?;
         Ok((stream, consent))
     };
-    let (stream, consent) = call("watch", opening).await?;
+    let (stream, consent) = call(method::WATCH, opening).await?;
     let consent = consent.ok_or_else(ended)?;
     refused(&consent, after)?;
     Ok((stream, revision_of(consent.header())))
@@ -38,7 +38,7 @@ pub(super) async fn begin(
 /// The oldest revision that can be read after a compaction: etcd returns it to watches from before.
 pub(super) async fn oldest(client: WatchClient) -> Result<Revision, Failure> {
     let (mut stream, _) = begin(client, "", 1).await?;
-    let refusal = call("watch", stream.message()).await?;
+    let refusal = call(method::WATCH, stream.message()).await?;
     Ok(refusal.map_or(0, |refusal| refusal.compact_revision()))
 }
 
