@@ -10,7 +10,7 @@ export CARGO_INCREMENTAL ?= 0
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help install uninstall deb tarball static static-test docs run test test-unit fuzz linearizability vm-test e2e-node vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
+.PHONY: help build install uninstall deb tarball static static-test docs run test test-unit fuzz linearizability vm-test e2e-node vm-bench lint style fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -119,10 +119,15 @@ vm-bench: ## measure in the virtual machine how soon a node that runs short of m
 	@scripts/vm/image.sh "$(CACHE)/vm"
 	@VM_CASES=scripts/vm/bench scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/release"
 
-lint: ## formatting, cycles between modules, clippy, licences and bans
+build: ## compile all programs and tests
+	cargo build --workspace --all-targets
+
+lint: style ## what style checks, and clippy
+	cargo clippy --workspace --all-targets -- -D warnings
+
+style: ## formatting, cycles between modules, licences and bans
 	cargo fmt --all --check
 	cargo run --quiet -p longshore-lints
-	cargo clippy --workspace --all-targets -- -D warnings
 	@if command -v cargo-deny >/dev/null; then cargo deny --all-features check; \
 	else echo "cargo-deny is not installed: licences and bans were not checked"; fi
 
