@@ -82,66 +82,41 @@ fn bench_on_docker_has_results() {
 
 #[test]
 fn bench_volumes_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let json = dir.path().join("bench.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
-        .args(["--volumes=0", "--files=1200", "--json"])
-        .arg(&json)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
-    for path in ["chown_seconds", "node_seconds", "skipped_seconds"] {
-        let value = results.pointer(&format!("/ownership/{path}")).and_then(Value::as_f64);
-        assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
-    }
+    let (_, results) = run(&["--volumes=0", "--files=1200"]);
+    let paths =
+        ["/ownership/chown_seconds", "/ownership/node_seconds", "/ownership/skipped_seconds"];
+    assert_positive(&results, &paths);
 }
 
 #[test]
 fn bench_control_plane_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let json = dir.path().join("bench.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
-        .args(["--nodes=5", "--bound-pods=50", "--idle=1", "--other-services=5", "--changes=5"])
-        .arg("--json")
-        .arg(&json)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
-    for path in ["bindings/per_second", "bindings/memory/peak", "idle/memory/rss"] {
-        let value = results.pointer(&format!("/ours/{path}")).and_then(Value::as_f64);
-        assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
-    }
+    let args = ["--nodes=5", "--bound-pods=50", "--idle=1", "--other-services=5", "--changes=5"];
+    let (_, results) = run(&args);
+    let paths =
+        ["/ours/bindings/per_second", "/ours/bindings/memory/peak", "/ours/idle/memory/rss"];
+    assert_positive(&results, &paths);
 }
 
 #[test]
 fn bench_apiserver_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let json = dir.path().join("bench.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
-        .args(["--config-maps=20", "--stored-pods=20", "--watchers=2", "--changes=3", "--json"])
-        .arg(&json)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let args = ["--config-maps=20", "--stored-pods=20", "--watchers=2", "--changes=3"];
+    let (_, results) = run(&args);
     let servers = results["servers"].as_array().unwrap();
     assert_eq!(servers[0]["programs"], "longshore");
     for server in servers {
-        for path in [
-            "start_ms",
-            "creates/per_second",
-            "gets/cpu_ms",
-            "list_ms/p50",
-            "events/latency_ms/p99",
-            "policy/with_us",
-            "full/apiserver",
-            "reconnections/all_ms",
-        ] {
-            let value = server.pointer(&format!("/measurements/{path}")).and_then(Value::as_f64);
-            assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
-        }
+        assert_positive(
+            &server["measurements"],
+            &[
+                "/start_ms",
+                "/creates/per_second",
+                "/gets/cpu_ms",
+                "/list_ms/p50",
+                "/events/latency_ms/p99",
+                "/policy/with_us",
+                "/full/apiserver",
+                "/reconnections/all_ms",
+            ],
+        );
         assert_eq!(server["measurements"]["reconnections"]["refused"], 0.0, "{results:#}");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_cri::{InProcess, Options, Runtime};
-use longshore_cri_docker::{Service, Settings as DockerSettings, images::Images};
+use longshore_cri_docker::{Engine, Service, Settings as DockerSettings, images::Images};
 
 use crate::settings::Settings;
 use crate::{Error, Paths, Result};
@@ -76,7 +76,7 @@ impl Folders {
     }
 }
 
-/// A client of the runtime at an endpoint. `timeout` is that of a request.
+/// A client of the runtime at an endpoint, which answers. `timeout` is that of a request.
 ///
 /// # Errors
 /// The endpoint is none, or an engine does not answer or is too old.
@@ -85,17 +85,49 @@ pub(crate) async fn connect(
     folders: &Folders,
     timeout: Duration,
 ) -> Result<Runtime> {
-    let mut options = Options::new(endpoint);
-    options.request_timeout = timeout;
-    if is_docker(endpoint) {
-        let settings = Arc::new(folders.settings(endpoint, timeout));
-        let engine = longshore_cri_docker::connect(endpoint, timeout);
-        let engine = engine.map_err(|error| failed(endpoint, error))?;
-        engine.negotiate().await.map_err(|error| failed(endpoint, error))?;
-        let service = Service::new(engine.clone(), Arc::clone(&settings));
-        options.in_process = vec![InProcess::new(endpoint, service, Images::new(engine, settings))];
+    if !is_docker(endpoint) {
+        return client(Options::new(endpoint), timeout);
     }
-    Runtime::new(options).map_err(|error| failed(endpoint, error))
+    let engine = engine(endpoint, timeout)?;
+    engine.negotiate().await.map_err(engine_failed)?;
+    client(over(engine, endpoint, folders, timeout), timeout)
+}
+
+/// The same, but nothing is sent yet: the runtime may be started later, and started anew. An engine is spoken to in
+/// its own newest version then, so this is for who reads only.
+///
+/// # Errors
+/// The endpoint is none.
+pub(crate) fn reader(endpoint: &str, folders: &Folders, timeout: Duration) -> Result<Runtime> {
+    let options = match is_docker(endpoint) {
+        true => over(engine(endpoint, timeout)?, endpoint, folders, timeout),
+        false => Options::new(endpoint),
+    };
+    client(options, timeout)
+}
+
+fn client(mut options: Options, timeout: Duration) -> Result<Runtime> {
+    options.request_timeout = timeout;
+    let endpoint = options.runtime_endpoint.clone();
+    Runtime::new(options).map_err(|error| failed(&endpoint, error))
+}
+
+/// CRI over an engine, in this process.
+fn over(engine: Engine, endpoint: &str, folders: &Folders, timeout: Duration) -> Options {
+    let settings = Arc::new(folders.settings(endpoint, timeout));
+    let service = Service::new(engine.clone(), Arc::clone(&settings));
+    let mut options = Options::new(endpoint);
+    options.in_process = vec![InProcess::new(endpoint, service, Images::new(engine, settings))];
+    options
+}
+
+fn engine(endpoint: &str, timeout: Duration) -> Result<Engine> {
+    longshore_cri_docker::connect(endpoint, timeout).map_err(engine_failed)
+}
+
+/// An engine's errors name it.
+fn engine_failed(error: longshore_cri_docker::Error) -> Error {
+    Error::cluster("the container runtime", error)
 }
 
 /// A runtime that does not answer as it should.
@@ -142,15 +174,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn runtime_readers_need_no_engine_yet() {
+        let dir = tempfile::tempdir().unwrap();
+        let endpoint = format!("docker://{}/docker.sock", dir.path().display());
+        let timeout = Duration::from_secs(1);
+        let runtime = reader(&endpoint, &Folders::default(), timeout).unwrap();
+        let error = runtime.version().await.unwrap_err().to_string();
+        assert!(error.contains("docker.sock"), "{error}");
+        assert!(reader("docker://x", &Folders::default(), timeout).is_err());
+    }
+
+    #[tokio::test]
     async fn runtime_that_is_no_engine_is_refused_in_one_line() {
         let dir = tempfile::tempdir().unwrap();
         let absent = format!("docker://{}/docker.sock", dir.path().display());
         for (endpoint, part) in
-            [(absent.as_str(), "is unavailable"), ("docker://x", "not absolute")]
+            [(absent.as_str(), "is unavailable"), ("docker://folder/x", "not absolute")]
         {
             let connected = connect(endpoint, &Folders::default(), Duration::from_secs(1)).await;
             let error = connected.err().unwrap().to_string();
             assert!(error.contains(part) && error.lines().count() == 1, "{error}");
+            let path = endpoint.trim_start_matches("docker://");
+            assert_eq!(error.matches(path).count(), 1, "{error}");
         }
     }
 }

@@ -69,7 +69,7 @@ async fn inspector(paths: &Paths, args: &ViewArgs) -> Inspector {
         inspector = inspector.with_health(address);
     }
     inspector = with_cluster(inspector, paths, args).await;
-    with_runtime(inspector, paths, args, settings.as_ref()).await
+    with_runtime(inspector, paths, args, settings.as_ref())
 }
 
 async fn with_cluster(inspector: Inspector, paths: &Paths, args: &ViewArgs) -> Inspector {
@@ -83,7 +83,7 @@ async fn with_cluster(inspector: Inspector, paths: &Paths, args: &ViewArgs) -> I
     }
 }
 
-async fn with_runtime(
+fn with_runtime(
     inspector: Inspector,
     paths: &Paths,
     args: &ViewArgs,
@@ -100,7 +100,7 @@ async fn with_runtime(
             "the container runtime: there is no socket; --container-runtime-endpoint names one",
         );
     };
-    match runtime::connect(&endpoint, &Folders::of(paths, settings), RUNTIME).await {
+    match runtime::reader(&endpoint, &Folders::of(paths, settings), RUNTIME) {
         Ok(client) => inspector.with_shared_runtime(client),
         Err(error) => inspector.without(error.to_string()),
     }

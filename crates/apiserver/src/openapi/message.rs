@@ -93,6 +93,21 @@ fn write(out: &mut Writer, number: u32, form: &Form, value: &Value) -> Result<()
     Ok(())
 }
 
+/// For tests: the bytes of a field below 128 whose content is shorter than that.
+#[cfg(test)]
+pub(super) fn field(number: u32, content: impl AsRef<[u8]>) -> Vec<u8> {
+    let content = content.as_ref();
+    let [low, high, ..] = (number << 3 | 2).to_le_bytes();
+    let mut bytes = match (low, high) {
+        (0..0x80, 0) => vec![low],
+        // seven bits a byte
+        _ => vec![low | 0x80, high << 1 | low >> 7],
+    };
+    bytes.push(u8::try_from(content.len()).unwrap_or(u8::MAX));
+    bytes.extend(content);
+    bytes
+}
+
 /// For tests: the keys of a document that no table has.
 #[cfg(test)]
 pub(super) fn left_out(fields: &[Field], document: &Value) -> std::collections::BTreeSet<String> {

@@ -159,15 +159,8 @@ fn parameter(value: &Value) -> Option<&'static Form> {
 mod tests {
     use serde_json::json;
 
+    use super::super::message::field;
     use super::*;
-
-    /// The bytes of a field that has a length of one digit.
-    fn field(number: u8, content: impl AsRef<[u8]>) -> Vec<u8> {
-        let content = content.as_ref();
-        let mut bytes = vec![number << 3 | 2, u8::try_from(content.len()).unwrap()];
-        bytes.extend(content);
-        bytes
-    }
 
     #[test]
     fn openapi_message_has_the_fields_of_the_proto() {
@@ -178,7 +171,7 @@ mod tests {
             "unknown": 1,
         }));
         // a schema: additionalProperties is field 21, its flag 2; type is field 22
-        let schema = [vec![0xaa, 1, 2, 0x10, 1], vec![0xb2, 1, 8], field(1, "object")].concat();
+        let schema = [field(21, [0x10, 1]), field(22, field(1, "object"))].concat();
         let definition = field(1, [field(1, "a"), field(2, schema)].concat());
         let security = field(1, [field(1, "BearerToken"), field(2, "")].concat());
         let expected = [field(9, definition), field(12, security), field(1, "2.0")].concat();
