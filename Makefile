@@ -73,15 +73,15 @@ docs: ## make a book of docs/ with mdbook, which is installed when it is missing
 	mdbook build docs --dest-dir "$(abspath $(OUT))/book"
 
 # One test more than there are CPUs: those on hosts wait for containers half of their time.
-# With other programs than those of the PATH: CONTAINERD=FILE, with ctr and the shim beside it; KUBECTL=FILE.
-test: ## run all tests; CONTAINERD and KUBECTL choose the programs
+# With other programs than those of the PATH: CONTAINERD=FILE, with ctr and the shim beside it; KUBECTL=FILE; DOCKERD=FILE.
+test: ## run all tests, or those of a filter of nextest (TESTS='test(dns)'); CONTAINERD, KUBECTL and DOCKERD choose the programs
 	@scripts/install-deps.sh test
 	cargo build --workspace --bins
-	@chosen=$$(scripts/select-programs.sh $(CACHE)/programs "$(CONTAINERD)" "$(KUBECTL)"); \
+	@chosen=$$(scripts/select-programs.sh $(CACHE)/programs "$(CONTAINERD)" "$(KUBECTL)" "$(DOCKERD)"); \
 	PATH="$${chosen:+$$chosen:}$$PATH"; \
 	kubectl=$$(scripts/fetch-kubectl.sh $(CACHE)/kubectl); PATH="$${kubectl:+$$kubectl:}$$PATH"; \
 	for client in $$(scripts/fetch-clients.sh $(CACHE)/clients); do export "$$client"; done; \
-	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace --test-threads $$(($$(nproc) + 1)); \
+	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace --test-threads $$(($$(nproc) + 1)) $(if $(TESTS),-E '$(TESTS)'); \
 	else cargo test --workspace --no-fail-fast; fi
 
 test-unit: ## run the tests that need no root, container runtime or iptables

@@ -1,15 +1,16 @@
 #!/bin/sh
 # Makes a folder of links to the programs that tests are to use, and prints it for the PATH: the
-# containerd at a path, with ctr and the shim beside it, and the kubectl at a path. Nothing is printed
-# when neither is given.
+# containerd at a path, with ctr and the shim beside it, the kubectl and the dockerd at a path. Nothing is
+# printed when none is given.
 #
-#   select-programs.sh FOLDER CONTAINERD KUBECTL
+#   select-programs.sh FOLDER CONTAINERD KUBECTL DOCKERD
 set -eu
 
-folder=${1:?usage: select-programs.sh FOLDER CONTAINERD KUBECTL}
+folder=${1:?usage: select-programs.sh FOLDER CONTAINERD KUBECTL DOCKERD}
 containerd=${2-}
 kubectl=${3-}
-[ -n "$containerd$kubectl" ] || exit 0
+dockerd=${4-}
+[ -n "$containerd$kubectl$dockerd" ] || exit 0
 
 rm -rf "$folder"
 mkdir -p "$folder"
@@ -28,5 +29,8 @@ if [ -n "$containerd" ]; then
 fi
 if [ -n "$kubectl" ]; then
     link "$kubectl" kubectl
+fi
+if [ -n "$dockerd" ]; then
+    link "$dockerd" dockerd
 fi
 realpath "$folder"

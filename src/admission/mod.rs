@@ -207,6 +207,18 @@ impl Admission {
         Reservation::new(self.shared.clone(), ticket, None)
     }
 
+    /// A pod has been removed from its source, as one is whose object is deleted without a grace period. What it
+    /// holds counts no more, though it may take time to end: the scheduler has given it to others. What CPU, memory
+    /// and device managers have allocated to it stays until then.
+    pub fn leave(&self, uid: &str) {
+        let mut state = self.state();
+        let State { ledger, pods, .. } = &mut *state;
+        let tickets = pods.iter().filter(|(_, known)| known.uid == uid).map(|(ticket, _)| *ticket);
+        tickets.for_each(|ticket| ledger.leave(ticket));
+        drop(state);
+        self.shared.released.send_replace(Freed::ByEnd);
+    }
+
     /// Whether an admitted pod can be resized to what its spec requests now. Its reservation is the
     /// maximum of old and new until this is called again after the resize. Never preempts pods.
     pub fn resize(&self, pod: &Pod) -> Result<(), Verdict> {

@@ -140,6 +140,24 @@ async fn admission_preemption_terminates_victims_with_its_reason() {
 }
 
 #[tokio::test]
+async fn admission_counts_no_pod_that_has_left_and_its_preemptor_waits() {
+    let admission = admission(NodePressure::default());
+    let first = admission.admit(&pod("a", "3", 0)).unwrap();
+    assert_eq!(reason(admission.admit(&pod("b", "3", 0))).as_deref(), Some("OutOfcpu"));
+    admission.leave("a");
+    admission.leave("unknown");
+    let second = admission.admit(&pod("b", "3", 0)).unwrap();
+    let mut critical = admission.admit(&pod("critical", "3", CRITICAL)).unwrap();
+    let mut wait = critical.take_preemption_wait().unwrap();
+    admission.leave("b");
+    let soon = Duration::from_millis(100);
+    assert!(timeout(soon, wait.finished()).await.is_err(), "it still runs");
+    drop((first, second));
+    timeout(Duration::from_secs(5), wait.finished()).await.unwrap();
+    assert_eq!(reason(admission.admit(&pod("c", "2", 0))).as_deref(), Some("OutOfcpu"));
+}
+
+#[tokio::test]
 async fn admission_of_resize_needs_free_resources() {
     let admission = admission(NodePressure::default());
     let _other = admission.admit(&pod("other", "1", 0)).unwrap();

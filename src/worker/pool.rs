@@ -180,6 +180,7 @@ impl Pool {
                 self.waiting.remove(uid);
                 match self.workers.workers().get(uid) {
                     Some(worker) => {
+                        self.context.admission.leave(uid);
                         worker.send_modify(|order| (order.gone, order.readded) = (true, false));
                         self.holds.entry(uid.to_owned()).or_default().extend(hold);
                     }

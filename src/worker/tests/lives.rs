@@ -60,6 +60,31 @@ async fn pod_completion_is_final() {
     }
 }
 
+/// The scheduler gives the resources of a pod whose object is gone to others at once.
+#[tokio::test(start_paused = true)]
+async fn pod_that_was_removed_leaves_its_resources_to_others_while_it_ends() {
+    let node = Node::start().await;
+    let with_cpu = |name: &str| {
+        let resources = json!({"requests": {"cpu": "3"}});
+        pod(name, json!({}), json!({"name": name, "resources": resources}))
+    };
+    node.runtime.set_behaviour("a", Behaviour { stops_in: seconds(25), ..Behaviour::default() });
+    node.api.put_pod(with_cpu("a"));
+    node.running(5, &["a"]).await;
+    node.api.put_pod(with_cpu("b"));
+    node.phase(5, "b", "Failed").await;
+    assert_eq!(node.api.status("b")["reason"], "OutOfcpu");
+    node.api.delete_pod("a", 0);
+    node.api.put_pod(with_cpu("c"));
+    node.running(5, &["a", "c"]).await;
+    node.running(40, &["c"]).await;
+    for name in ["b", "c"] {
+        node.api.delete_pod(name, 30);
+    }
+    node.clean().await;
+    assert_eq!(node.daemon().context.admission.reserved(), 0);
+}
+
 /// Ids made the messages of events unique, and were missing where people look for them.
 #[tokio::test(start_paused = true)]
 async fn pod_start_error_has_the_id_in_the_status_alone() {

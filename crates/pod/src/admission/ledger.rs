@@ -111,6 +111,14 @@ impl Ledger {
         self.victims += 1;
     }
 
+    /// The pod has been removed from its source: what it holds counts no more, whatever of it still runs. Who
+    /// preempts it waits for its end all the same.
+    pub fn leave(&mut self, ticket: Ticket) {
+        if self.reservations.get(&ticket).is_some_and(|reservation| !reservation.preempted) {
+            self.release(ticket);
+        }
+    }
+
     /// Pods that are being preempted.
     pub fn victims(&self) -> impl Iterator<Item = Ticket> {
         self.reservations
