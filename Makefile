@@ -10,7 +10,7 @@ export CARGO_INCREMENTAL ?= 0
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help build install uninstall deb tarball static static-test docs run test test-unit fuzz linearizability vm-test e2e-node vm-bench lint style fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
+.PHONY: help build install uninstall deb tarball static static-test docs run test test-runtimes test-unit fuzz linearizability vm-test e2e-node vm-bench lint style fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -83,6 +83,18 @@ test: ## run all tests, or those of a filter of nextest (TESTS='test(dns)'); CON
 	for client in $$(scripts/fetch-clients.sh $(CACHE)/clients); do export "$$client"; done; \
 	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace --test-threads $$(($$(nproc) + 1)) $(if $(TESTS),-E '$(TESTS)'); \
 	else cargo test --workspace --no-fail-fast; fi
+
+# What differs between runtimes: streams, collection of images and containers, statistics, devices of claims, CRI
+# over Docker.
+RUNTIME_TESTS ?= binary(node) & test(/^(streams|gc|pulls|stats|dra|docker|lifecycle)::/) | binary(engine)
+SUITES ?= trixie sid
+test-runtimes: ## run RUNTIME_TESTS on containerd and Docker of Debian's newer SUITES='trixie sid'
+	@for suite in $(SUITES); do \
+		programs=$(CACHE)/runtimes/$$suite; \
+		scripts/fetch-packages.sh "$$programs" "$$suite" containerd docker.io; \
+		echo "test-runtimes: $$("$$programs/usr/bin/containerd" --version); $$("$$programs/usr/sbin/dockerd" --version)"; \
+		$(MAKE) test TESTS='$(RUNTIME_TESTS)' CONTAINERD="$$programs/usr/bin/containerd" DOCKERD="$$programs/usr/sbin/dockerd"; \
+	done
 
 test-unit: ## run the tests that need no root, container runtime or iptables
 	@if command -v cargo-nextest >/dev/null; then cargo nextest run --profile unit --workspace --lib --bins; \

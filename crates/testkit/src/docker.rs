@@ -73,13 +73,17 @@ impl Docker {
             .arg(format!("--pidfile={}", self.dir.join("pid").display()))
             .arg(format!("--cgroup-parent={}", host.cgroup_root()))
             .arg(format!("--exec-opt=native.cgroupdriver={}", CgroupDriver::of_tests().name()))
-            // Without CAP_SYS_RESOURCE it cannot be lowered.
-            .arg("--oom-score-adjust=0")
             .args(["--bridge=none", "--iptables=false", "--ip-masq=false"])
             .args(["--storage-driver=overlay2", "--userland-proxy=false"])
             // Registries of tests speak plain HTTP.
             .arg("--insecure-registry=0.0.0.0/0")
             .arg(format!("--live-restore={}", self.options.live_restore));
+        // Engines before 25 lower it, which they cannot without CAP_SYS_RESOURCE. Later ones have no such flag.
+        const OOM_SCORE: &str = "--oom-score-adjust";
+        let help = host.command(PROGRAM).arg("--help").output().at(PROGRAM)?;
+        if String::from_utf8_lossy(&help.stdout).contains(OOM_SCORE) {
+            command.arg(format!("{OOM_SCORE}=0"));
+        }
         host.pass_proxy(&mut command);
         let _ = fs::remove_file(self.socket());
         // One that was killed has left these. Its containerd ends with it, but as long as nobody has reaped that, its
