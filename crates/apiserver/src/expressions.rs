@@ -102,6 +102,8 @@ pub(crate) fn all_hold<'v>(
 pub(crate) struct Environment {
     params: bool,
     patches: bool,
+    /// There are `variables`, if only without fields.
+    composed: bool,
     /// What objects and parameters are, where that is known.
     object: Option<Arc<Decl>>,
     params_decl: Option<Arc<Decl>>,
@@ -119,7 +121,8 @@ impl Environment {
     /// That of a policy's spec, with its variables. Each sees those before it.
     pub(crate) fn of_policy(spec: &Value, patches: bool) -> Environment {
         let params = !spec["paramKind"].is_null();
-        Environment { params, patches, ..Environment::default() }.with_variables(spec)
+        let composed = patches || !items(&spec["variables"]).is_empty();
+        Environment { params, patches, composed, ..Environment::default() }.with_variables(spec)
     }
 
     /// The same where it is known what the objects are, and perhaps the parameters.
@@ -130,15 +133,20 @@ impl Environment {
     ) -> Environment {
         let params = !spec["paramKind"].is_null();
         let object = Some(object);
-        Environment { params, object, params_decl, ..Environment::default() }.with_variables(spec)
+        Environment { params, composed: true, object, params_decl, ..Environment::default() }
+            .with_variables(spec)
     }
 
     fn with_variables(self, spec: &Value) -> Environment {
         let mut environment = self;
         for variable in items(&spec["variables"]) {
-            let program = environment.compile(text(&variable["expression"]), Wanted::Any, true);
+            let source = text(&variable["expression"]);
+            let program = environment.compile(source, Wanted::Any, true);
             let of = program.as_ref().map_or(Type::Dyn, |program| program.output().clone());
-            environment.variables.push((text(&variable["name"]).to_owned(), of));
+            // what has no expression is no variable
+            if !source.trim().is_empty() {
+                environment.variables.push((text(&variable["name"]).to_owned(), of));
+            }
             environment.programs.push(program);
         }
         environment
@@ -184,7 +192,9 @@ impl Environment {
             named(authorizer, "authorizer.requestResource"),
             of("kubernetes.authorization.ResourceCheck"),
         );
-        declarations.composition("variables");
+        if self.composed {
+            declarations.composition("variables");
+        }
         for (name, of) in &self.variables {
             declarations.variable_of_type(&format!("variables.{name}"), of.clone());
         }

@@ -19,19 +19,6 @@ use common::{Client, Cluster};
 use serde_json::{Value, json};
 
 const LONG: usize = 300;
-/// Objects that kube-apiserver refuses and that are accepted here; as each of them has its reasons,
-/// another one fails the test. Fields as causes name them, without indexes.
-const ACCEPTED_HERE: &[(&str, &str)] = &[
-    // a key that is named twice counts once
-    ("CustomResourceDefinition", "spec.validation.openAPIV3Schema"),
-    ("CustomResourceDefinition", ""),
-    // an empty text or list is as good as none
-    ("HorizontalPodAutoscaler", "spec.behavior"),
-    // any name will do
-    ("HorizontalPodAutoscaler", "spec.metrics.containerResource.name"),
-    // a toleration may stand there twice
-    ("RuntimeClass", "scheduling.tolerations"),
-];
 
 /// How a server answered.
 #[derive(Debug, PartialEq, Eq)]
@@ -209,12 +196,7 @@ async fn contract_of_every_kind() {
                 });
                 writeln!(report, "{line}").unwrap();
             }
-            let is_excused = theirs.causes.iter().any(|(field, _)| {
-                let excuse =
-                    |(of, prefix): &&(&str, &str)| *of == kind && field.starts_with(prefix);
-                ACCEPTED_HERE.iter().any(|known| excuse(&known))
-            });
-            if differs && ours.code < 300 && !is_excused {
+            if differs && ours.code < 300 {
                 wrong.push(format!("{kind}: {what}: accepted, while upstream says {theirs:?}"));
             }
         }

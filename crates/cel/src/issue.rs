@@ -42,6 +42,11 @@ impl fmt::Display for Issues {
                 write!(f, "ERROR: <input>:-1:0: {}", issue.message)?;
                 continue;
             };
+            if self.text.is_empty() {
+                // there is no line to show
+                write!(f, "ERROR: <input>:1:0: {}", issue.message)?;
+                continue;
+            }
             let before = self.text.get(..at).unwrap_or(&self.text);
             let line = before.matches('\n').count() + 1;
             let start = before.rfind('\n').map_or(0, |at| at + 1);

@@ -16,6 +16,10 @@ const MOST_NESTING: usize = 80;
 /// The most characters, as upstream's.
 const MOST_CHARS: usize = 100_000;
 
+/// What upstream says of no expression: all that one can begin with.
+const NOTHING: &str = "Syntax error: mismatched input '<EOF>' expecting {'[', '{', '(', '.', '-', '!', 'true', \
+     'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}";
+
 type Parsed<T = Expr> = Result<T, Issue>;
 
 /// What was read, and how many ids were given.
@@ -25,6 +29,9 @@ pub(crate) fn parse(source: &str) -> Parsed<(Expr, usize)> {
         let message =
             format!("expression code point size exceeds limit: size: {size}, limit {MOST_CHARS}");
         return Err(Issue::new(None, message));
+    }
+    if source.is_empty() {
+        return Err(Issue::new(Some(0), NOTHING));
     }
     let tokens = tokens(source).map_err(|(at, message)| Issue::new(Some(at), message))?;
     let mut parser = Parser { tokens, next: 0, ids: 0, nesting: 0 };

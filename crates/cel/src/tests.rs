@@ -204,6 +204,10 @@ fn cel_errors_of_the_checker() {
         ("1 && true", "expected type 'bool' but found 'int'"),
         ("(1).f", "type 'int' does not support field selection"),
         ("1 +", "Syntax error"),
+        (
+            "",
+            "ERROR: <input>:1:0: Syntax error: mismatched input '<EOF>' expecting {'[', '{', '(', ",
+        ),
         ("if", "reserved identifier: if"),
         ("Foo{a: 1}", "undeclared reference to 'Foo'"),
         ("99999999999999999999", "invalid int literal"),

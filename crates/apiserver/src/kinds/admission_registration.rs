@@ -160,6 +160,7 @@ pub(super) static MUTATING_POLICY: Kind = Kind {
             let (spec, path) = (&policy["spec"], Path::root("spec"));
             let environment = Environment::of_policy(spec, true);
             policy_rules(&path, spec, &environment, causes);
+            changing_operations(&path.child("matchConstraints"), &spec["matchConstraints"], causes);
             mutations(&path, spec, &environment, causes);
             reinvocation(&path, spec, causes);
         },
@@ -178,7 +179,9 @@ pub(super) static MUTATING_POLICY_BINDING: Kind = Kind {
     strategy: Strategy {
         default: binding_defaults,
         validate: |binding, _, causes| {
-            binding_rules(&Path::root("spec"), &binding["spec"], causes);
+            let (spec, path) = (&binding["spec"], Path::root("spec"));
+            binding_rules(&path, spec, causes);
+            changing_operations(&path.child("matchResources"), &spec["matchResources"], causes);
         },
         printer: &BINDINGS,
         ..Strategy::PLAIN
@@ -506,6 +509,18 @@ fn match_resources(path: &Path<'_>, resources: &Value, causes: &mut Causes) {
     }
 }
 
+/// The operations in which a policy can change an object.
+fn changing_operations(path: &Path<'_>, resources: &Value, causes: &mut Causes) {
+    const OPERATIONS: [&str; 4] = ["*", "CONNECT", "CREATE", "UPDATE"];
+    let list = path.child("resourceRules");
+    let path = list.child("operations");
+    for operation in
+        items(&resources["resourceRules"]).iter().flat_map(|rule| items(&rule["operations"]))
+    {
+        rules::supported(&path, operation, &OPERATIONS, causes);
+    }
+}
+
 fn validations(path: &Path<'_>, policy: &Value, environment: &Environment, causes: &mut Causes) {
     let (spec, own) = (&policy["spec"], text(&policy["metadata"]["name"]));
     const REASONS: [&str; 3] = ["Forbidden", "Invalid", "RequestEntityTooLarge"];
@@ -552,8 +567,12 @@ fn validations(path: &Path<'_>, policy: &Value, environment: &Environment, cause
     for (i, annotation) in annotations.iter().enumerate() {
         let path = list_path.index(i);
         let key = text(&annotation["key"]);
-        let full = format!("{own}/{key}");
-        causes.each(&path.child("key"), &full, names::qualified(&full));
+        if own.is_empty() {
+            causes.invalid(&path.child("key"), key, "requires metadata.name be non-empty");
+        } else {
+            let full = format!("{own}/{key}");
+            causes.each(&path.child("key"), &full, names::qualified(&full));
+        }
         let source = text(&annotation["valueExpression"]);
         if source.trim().is_empty() {
             let detail = "valueExpression is not specified";

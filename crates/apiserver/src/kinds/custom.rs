@@ -351,6 +351,7 @@ pub(crate) fn cause(error: FieldError) -> Cause {
             let detail = format!("supported values: {}", quoted.join(", "));
             ("FieldValueNotSupported", and(named("Unsupported value"), &detail))
         }
+        Kind::TooLong(..0) => ("FieldValueTooLong", "Too long: value is too long".to_owned()),
         Kind::TooLong(most) => {
             ("FieldValueTooLong", format!("Too long: may not be more than {most} bytes"))
         }

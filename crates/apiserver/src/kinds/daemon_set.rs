@@ -123,7 +123,10 @@ fn update_strategy(strategy: &Value, causes: &mut Causes) {
                 _ => {}
             }
         }
-        other => causes.not_supported(&path, other, &["RollingUpdate", "OnDelete"]),
+        _ => {
+            let shown = workload::ShownStrategy::of(strategy);
+            causes.not_supported(&path, &shown, &["RollingUpdate", "OnDelete"]);
+        }
     }
 }
 

@@ -101,7 +101,10 @@ fn strategy(strategy: &Value, causes: &mut Causes) {
                 causes.invalid(&unavailable_path, unavailable, detail);
             }
         }
-        other => causes.not_supported(&path, other, &["Recreate", "RollingUpdate"]),
+        _ => {
+            let shown = workload::ShownStrategy::of(strategy);
+            causes.not_supported(&path, &shown, &["Recreate", "RollingUpdate"]);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Kind, Strategy, events, printers, validate};
 use crate::api_types::{Fields, Resource, core, grouped};
+use crate::schema::names;
 
 const CORE_FIELDS: Fields = &[
     ("involvedObject.kind", "involvedObject.kind"),
@@ -37,6 +38,7 @@ pub(super) static CORE: Kind = Kind {
     },
     strategy: Strategy {
         validate: |event, old, causes| validate::plain::event(event, old, false, causes),
+        name: names::path_segment,
         printer: &printers::EVENTS,
         created_on_update: true,
         expires: true,

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, name, string};
+use super::validate::container::resource_name;
 use super::validate::supported;
 use super::workload::{child, count};
 use super::{Kind, Strategy, autoscaling_v1};
@@ -157,6 +158,12 @@ fn validate(scaler: &Value, old: Option<&Value>, causes: &mut Causes) {
     for (i, metric) in items(&spec["metrics"]).iter().enumerate() {
         metric_source(&list.index(i), metric, causes);
     }
+    let works_without_pods =
+        |metric: &Value| matches!(text(&metric["type"]), "Object" | "External");
+    if min == 0 && !items(&spec["metrics"]).iter().any(works_without_pods) {
+        let why = "must specify at least one Object or External metric to support scaling to zero replicas";
+        causes.forbidden(&list, why);
+    }
     for rules in ["scaleUp", "scaleDown"] {
         let behavior = path.child("behavior");
         scaling_rules(&behavior.child(rules), &spec["behavior"][rules], causes);
@@ -199,8 +206,12 @@ fn metric_rules(path: &Path<'_>, kind: &str, source: &Value, causes: &mut Causes
     let (target, target_path) = (&source["target"], path.child("target"));
     let is_resource = matches!(kind, "resource" | "containerResource");
     if is_resource {
-        if text(&source["name"]).is_empty() {
-            causes.required(&path.child("name"), "must specify a resource name");
+        match text(&source["name"]) {
+            "" => causes.required(&path.child("name"), "must specify a resource name"),
+            name if kind == "containerResource" => {
+                resource_name(&path.child("name"), name, causes);
+            }
+            _ => {}
         }
     } else {
         let metric = path.child("metric");

@@ -139,7 +139,7 @@ fn validate(ingress: &Value, _: Option<&Value>, causes: &mut Causes) {
     if is_zero(&spec["rules"]) && spec["defaultBackend"].is_null() {
         causes.invalid(
             &path,
-            &items(&spec["rules"]),
+            &spec["rules"],
             "either `defaultBackend` or `rules` must be specified",
         );
     }
@@ -182,10 +182,11 @@ fn validate(ingress: &Value, _: Option<&Value>, causes: &mut Causes) {
         for (i, entry) in all.iter().enumerate() {
             let path = paths.index(i);
             let given = text(&entry["path"]);
+            if entry["pathType"].is_null() {
+                causes.required(&path.child("pathType"), "pathType must be specified");
+                continue;
+            }
             match text(&entry["pathType"]) {
-                "" if entry["pathType"].is_null() => {
-                    causes.required(&path.child("pathType"), "pathType must be specified")
-                }
                 "Exact" | "Prefix" if !given.starts_with('/') => {
                     causes.invalid(&path.child("path"), given, "must be an absolute path");
                 }
@@ -196,6 +197,15 @@ fn validate(ingress: &Value, _: Option<&Value>, causes: &mut Causes) {
                             causes.invalid(&path.child("path"), given, detail);
                         }
                     }
+                    for bad in ["/..", "/."] {
+                        if given.ends_with(bad) {
+                            let detail = format!("cannot end with '{bad}'");
+                            causes.invalid(&path.child("path"), given, detail);
+                        }
+                    }
+                }
+                "ImplementationSpecific" if !given.is_empty() && !given.starts_with('/') => {
+                    causes.invalid(&path.child("path"), given, "must be an absolute path");
                 }
                 "ImplementationSpecific" => {}
                 other => causes.not_supported(
@@ -247,7 +257,7 @@ fn backend(path: &Path<'_>, backend: &Value, causes: &mut Causes) {
                         causes.invalid(&port.child("number"), &number, detail);
                     }
                 }
-                _ => causes.invalid(&port, "", "cannot set both port name & port number"),
+                _ => causes.invalid(whole, "", "cannot set both port name & port number"),
             }
         }
     }

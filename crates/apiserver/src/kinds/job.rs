@@ -10,7 +10,9 @@ use super::{Kind, Strategy, validate as rules, warnings};
 use crate::api_types::{Resource, grouped, status_of};
 use crate::object;
 use crate::schema::names;
-use crate::schema::value::{default_absent, is_zero, items, items_mut, map_mut, same, text};
+use crate::schema::value::{
+    default, default_absent, is_zero, items, items_mut, map_mut, same, text,
+};
 use crate::schema::{Causes, Path};
 
 const BACKOFF_LIMIT: i64 = 6;
@@ -81,7 +83,7 @@ pub(super) fn default_spec(spec: &mut Map<String, Value>) {
     let Some(policy) = map_mut(spec, "podFailurePolicy") else { return };
     for rule in items_mut(policy.get_mut("rules")) {
         for pattern in items_mut(rule.get_mut("onPodConditions")) {
-            default_absent(pattern, "status", "True");
+            default(pattern, "status", "True");
         }
     }
 }
@@ -239,7 +241,8 @@ pub(super) fn validate_spec(path: &Path<'_>, spec: &Value, causes: &mut Causes) 
 }
 
 fn completion_mode(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
-    match text(&spec["completionMode"]) {
+    let mode = &spec["completionMode"];
+    match text(mode) {
         "Indexed" => {
             if spec["completions"].is_null() {
                 causes.required(&path.child("completions"), "when completion mode is Indexed");
@@ -257,8 +260,16 @@ fn completion_mode(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
                 let detail = "must be less than or equal to completions";
                 causes.invalid(&path.child("maxFailedIndexes"), &failed, detail);
             }
+            if let Some(failed) = failed.filter(|failed| *failed > MAX_INDEXED) {
+                let detail = format!("must be less than or equal to {MAX_INDEXED}");
+                causes.invalid(&path.child("maxFailedIndexes"), &failed, detail);
+            }
+            if count(&spec["completions"]) > MAX_INDEXED && !spec["backoffLimitPerIndex"].is_null()
+            {
+                many_indexes(path, spec, causes);
+            }
         }
-        "NonIndexed" | "" => {
+        other if mode.is_null() || other == "NonIndexed" => {
             for field in ["backoffLimitPerIndex", "maxFailedIndexes"] {
                 if !spec[field].is_null() {
                     let detail = "requires indexed completion mode";
@@ -269,6 +280,24 @@ fn completion_mode(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
         other => {
             let path = path.child("completionMode");
             causes.not_supported(&path, other, &["NonIndexed", "Indexed"]);
+        }
+    }
+}
+
+/// What holds for a job of many indexes of which each has its own failures.
+fn many_indexes(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+    const MOST: i64 = 10_000;
+    if spec["maxFailedIndexes"].is_null() {
+        let detail = format!("must be specified when completions is above {MAX_INDEXED}");
+        causes.required(&path.child("maxFailedIndexes"), &detail);
+    }
+    for field in ["parallelism", "maxFailedIndexes"] {
+        if let Some(number) = spec[field].as_i64().filter(|number| *number > MOST) {
+            let detail = format!(
+                "must be less than or equal to {MOST} when completions are above {MAX_INDEXED} and \
+                 used with backoff limit per index"
+            );
+            causes.invalid(&path.child(field), &number, detail);
         }
     }
 }

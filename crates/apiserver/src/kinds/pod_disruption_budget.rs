@@ -8,7 +8,7 @@ use super::printers::{AGE, NAME, Printer, age, integer, name, string};
 use super::workload::{self, count};
 use super::{Kind, Strategy, validate as rules};
 use crate::api_types::{Resource, grouped, status_of};
-use crate::schema::{Causes, Path};
+use crate::schema::{Causes, Path, names};
 
 static PRINTER: Printer = Printer::new(
     &[
@@ -40,6 +40,7 @@ pub(super) static KIND: Kind = Kind {
                 &["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"];
             workload::counts(&budget["status"], counts, (&[], ""), causes);
         },
+        name: names::path_segment,
         printer: &PRINTER,
         ..Strategy::PLAIN
     },

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::{Kind, Strategy, defaults, printers, validate, warnings};
 use crate::api_types::{Resource, SCALE, core, status};
+use crate::schema::names;
 
 pub(super) static KIND: Kind = Kind {
     resource: Resource {
@@ -28,6 +29,7 @@ pub(super) static KIND: Kind = Kind {
         validate_status: |controller, _, causes| {
             validate::plain::controller_status(controller, causes)
         },
+        name: names::long_name,
         printer: &printers::CONTROLLERS,
         orphans_by_default: true,
         warnings: warnings::template,

@@ -81,6 +81,7 @@ pub(super) static DEVICE_CLASS: Kind = Kind {
                 configuration(&list.index(i), config, causes);
             }
         },
+        name: names::long_name,
         printer: &CLASSES,
         returned_when_deleted: true,
         ..Strategy::PLAIN
@@ -384,8 +385,12 @@ fn full_name(path: &Path<'_>, given: &str, causes: &mut Causes) {
 fn driver(path: &Path<'_>, driver: &Value, causes: &mut Causes) {
     match text(driver) {
         "" => causes.required(path, ""),
-        name if name.len() > MAX_DRIVER => causes.too_long(path, MAX_DRIVER),
-        name => causes.each(path, name, names::dns_subdomain(&name.to_lowercase())),
+        name => {
+            if name.len() > MAX_DRIVER {
+                causes.too_long(path, MAX_DRIVER);
+            }
+            causes.each(path, name, names::dns_subdomain(&name.to_lowercase()));
+        }
     }
 }
 
@@ -396,14 +401,24 @@ fn references(path: &Path<'_>, list: &Value, known: &Requests<'_>, causes: &mut 
         if !seen.insert(reference) {
             causes.duplicate(&path.index(i), reference, "");
         }
-        let is_known = match reference.split_once('/') {
-            Some((request, one)) => known.get(request).is_some_and(|all| all.contains(one)),
-            None => known.contains_key(reference),
-        };
-        if !is_known {
-            let detail = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
-            causes.invalid(&path.index(i), reference, detail);
+        self::reference(&path.index(i), reference, known, causes);
+    }
+}
+
+/// The name of a request, alone or with that of one of its alternatives.
+fn reference(path: &Path<'_>, reference: &str, known: &Requests<'_>, causes: &mut Causes) {
+    let mut parts = reference.split('/');
+    let (request, one, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+    if more.is_none() {
+        for part in reference.split('/') {
+            causes.each(path, part, names::dns_label(part));
         }
+    }
+    let is_known = more.is_none()
+        && known.get(request).is_some_and(|all| one.is_none_or(|one| all.contains(one)));
+    if !is_known {
+        let detail = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
+        causes.invalid(path, reference, detail);
     }
 }
 
@@ -436,13 +451,7 @@ fn status(claim: &Value, old: &Value, causes: &mut Causes) {
     let list = devices_path.child("results");
     for (i, result) in items(&allocation["devices"]["results"]).iter().enumerate() {
         let path = list.index(i);
-        let reference = json!([result["request"]]);
-        let mut found = Causes::default();
-        references(&path.child("request"), &reference, &known, &mut found);
-        if !found.0.is_empty() {
-            let detail = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
-            causes.invalid(&path.child("request"), text(&result["request"]), detail);
-        }
+        reference(&path.child("request"), text(&result["request"]), &known, causes);
         driver(&path.child("driver"), &result["driver"], causes);
         for field in ["pool", "device"] {
             if text(&result[field]).is_empty() {
@@ -472,7 +481,10 @@ fn slice(slice: &Value, old: Option<&Value>, causes: &mut Causes) {
         let count = pool["resourceSliceCount"].as_i64().unwrap_or(0);
         causes.invalid(&pool_path.child("resourceSliceCount"), &count, "must be greater than zero");
     }
-    rules::non_negative(&pool_path.child("generation"), &pool["generation"], causes);
+    if let Some(generation) = pool["generation"].as_i64().filter(|generation| *generation < 0) {
+        let why = "must be greater than or equal to zero";
+        causes.invalid(&pool_path.child("generation"), &generation, why);
+    }
     if let Some(old) = old {
         let was = &old["spec"];
         rules::immutable(&pool_path.child("name"), &pool["name"], &was["pool"]["name"], causes);

@@ -1,10 +1,13 @@
 //! StatefulSet.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, name, string, wide};
-use super::workload::{self, child, count, ratio};
+use super::workload::{self, ShownStrategy, child, count, ratio};
 use super::{Kind, Strategy, validate as rules, warnings};
 use crate::api_types::{Resource, SCALE, grouped, status_of};
 use crate::schema::names;
@@ -99,7 +102,7 @@ fn validate(set: &Value, old: Option<&Value>, causes: &mut Causes) {
             causes.each(&path.child("serviceName"), service, names::dns_label(service));
         }
     }
-    workload::non_negative(spec, &["replicas", "minReadySeconds", "revisionHistoryLimit"], causes);
+    workload::non_negative(spec, &["replicas", "minReadySeconds"], causes);
     let start = path.child("ordinals.start");
     rules::non_negative(&start, &spec["ordinals"]["start"], causes);
     let template = with_claims(spec);
@@ -130,8 +133,10 @@ fn with_claims(spec: &Value) -> Value {
         return template;
     }
     let name = |claim: &Value| claim["metadata"]["name"].clone();
+    let mut seen = BTreeSet::new();
     let mut volumes: Vec<Value> = claims
         .iter()
+        .filter(|claim| seen.insert(text(&claim["metadata"]["name"])))
         .map(|claim| {
             json!({"name": name(claim), "persistentVolumeClaim": {"claimName": name(claim)}})
         })
@@ -141,6 +146,14 @@ fn with_claims(spec: &Value) -> Value {
     volumes.extend(others.cloned());
     pod.insert("volumes".into(), volumes.into());
     template
+}
+
+/// Rolling updates as Go shows them.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct ShownRolling<'a> {
+    partition: i64,
+    max_unavailable: &'a Value,
 }
 
 fn update_strategy(path: &Path<'_>, strategy: &Value, causes: &mut Causes) {
@@ -164,7 +177,16 @@ fn update_strategy(path: &Path<'_>, strategy: &Value, causes: &mut Causes) {
             }
         }
         "" => causes.required(path, ""),
-        _ => causes.invalid(path, strategy, "must be 'RollingUpdate' or 'OnDelete'"),
+        other => {
+            let shown = ShownStrategy {
+                r#type: other,
+                rolling_update: (!rolling.is_null()).then(|| ShownRolling {
+                    partition: count(&rolling["partition"]),
+                    max_unavailable: &rolling["maxUnavailable"],
+                }),
+            };
+            causes.invalid(path, &shown, "must be 'RollingUpdate' or 'OnDelete'");
+        }
     }
 }
 

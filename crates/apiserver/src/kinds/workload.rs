@@ -102,6 +102,36 @@ impl ShownRequirement<'_> {
     }
 }
 
+/// A strategy of updates as Go shows it.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct ShownStrategy<'a, R> {
+    pub(super) r#type: &'a str,
+    pub(super) rolling_update: Option<R>,
+}
+
+/// How many pods an update may take away and add.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct ShownRolling {
+    max_unavailable: Value,
+    max_surge: Value,
+}
+
+impl ShownStrategy<'_, ShownRolling> {
+    pub(super) fn of(strategy: &Value) -> ShownStrategy<'_, ShownRolling> {
+        let rolling = &strategy["rollingUpdate"];
+        let or_zero = |field: &str| rolling.get(field).cloned().unwrap_or_else(|| 0.into());
+        ShownStrategy {
+            r#type: text(&strategy["type"]),
+            rolling_update: (!rolling.is_null()).then(|| ShownRolling {
+                max_unavailable: or_zero("maxUnavailable"),
+                max_surge: or_zero("maxSurge"),
+            }),
+        }
+    }
+}
+
 fn selector(path: &Path<'_>, spec: &Value, selects: &str, causes: &mut Causes) {
     let path = path.child("selector");
     let selector = &spec["selector"];
@@ -113,12 +143,17 @@ fn selector(path: &Path<'_>, spec: &Value, selects: &str, causes: &mut Causes) {
         return;
     }
     validate::selector(&path, selector, causes);
-    if LabelSelector::of(selector).is_err() {
-        let why = if selects == "statefulset" { "" } else { "invalid label selector" };
-        causes.invalid(&path, &ShownSelector::of(selector), why);
-    }
-    if LabelSelector::of(selector).is_ok_and(|selector| selector.is_empty()) {
-        causes.invalid(&path, selector, format!("empty selector is invalid for {selects}"));
+    match LabelSelector::of(selector) {
+        Ok(parsed) if parsed.is_empty() => {
+            causes.invalid(&path, selector, format!("empty selector is invalid for {selects}"));
+        }
+        // upstream leaves it at what is wrong in it
+        Err(_) if selects == "daemonset" => {}
+        Err(_) => {
+            let why = if selects == "statefulset" { "" } else { "invalid label selector" };
+            causes.invalid(&path, &ShownSelector::of(selector), why);
+        }
+        Ok(_) => {}
     }
 }
 

@@ -226,9 +226,8 @@ impl Walk {
                     if !value.is_null() {
                         self.field(ty, field, value)?;
                     }
-                    // No managers are not the same as no word about managers.
-                    let keeps_empty =
-                        ty.required.contains(&field.name) || field.name == "managedFields";
+                    let keeps_empty = ty.required.contains(&field.name)
+                        || EMPTY_COUNTS.contains(&(ty.short_name(), field.name));
                     if value.is_null() || (is_empty_collection(field, value) && !keeps_empty) {
                         dropped.push(name.clone());
                     }
@@ -300,7 +299,17 @@ impl Walk {
                 return self.fields(types().get(index), map);
             }
             (Leaf::Either(index), Value::Object(map)) => {
-                return self.fields(types().get(index), map);
+                // upstream reads these by themselves, and tells nobody what it does not know in them
+                let known = self.unknown.len();
+                let read = self.fields(types().get(index), map);
+                self.unknown.truncate(known);
+                return read;
+            }
+            (Leaf::Either(_), value) if OR_BOOLEAN.contains(&field.name) => {
+                return match value {
+                    Value::Bool(_) => Ok(()),
+                    _ => Err("boolean or JSON schema expected".to_owned()),
+                };
             }
             (Leaf::Either(_), Value::Array(list)) => return self.list(ty, field, list),
             (Leaf::Any | Leaf::Either(_), _)
@@ -392,6 +401,14 @@ fn is_int32(n: &Number) -> bool {
     n.as_i64().is_some_and(|n| i32::try_from(n).is_ok())
 }
 
+/// Fields that are a schema or whether there is one.
+const OR_BOOLEAN: [&str; 2] = ["additionalProperties", "additionalItems"];
+
+/// Lists that are not the same when they are empty as when nothing is said of them. None of these is stored
+/// empty.
+const EMPTY_COUNTS: [(&str, &str); 2] =
+    [("ObjectMeta", "managedFields"), ("HPAScalingRules", "policies")];
+
 /// Go leaves empty lists and maps out; an empty struct stays, since it can mean something (`emptyDir: {}`).
 fn is_empty_collection(field: &Field, value: &Value) -> bool {
     match (field.shape, value) {
@@ -471,7 +488,10 @@ fn go_type(ty: &Type, field: &Field) -> String {
     if let Some(name) = go_field(ty, field.name).and_then(|go| go.go_type) {
         return name.to_owned();
     }
-    let leaf = go_leaf(field.leaf, &Value::Null);
+    let leaf = match field.leaf {
+        Leaf::Any if ty.short_name() == "JSONSchemaProps" => "v1.JSON".to_owned(),
+        leaf => go_leaf(leaf, &Value::Null),
+    };
     match field.shape {
         Shape::One => leaf,
         Shape::List => format!("[]{leaf}"),

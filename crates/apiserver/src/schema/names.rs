@@ -62,6 +62,12 @@ pub(crate) fn dns_subdomain(text: &str) -> Complaints {
     complaints
 }
 
+/// The same in the words that upstream has for names that are checked by what the API's types declare.
+pub(crate) fn long_name(text: &str) -> Complaints {
+    let in_bytes = |complaint| if complaint == max_len(253) { max_bytes(253) } else { complaint };
+    dns_subdomain(text).into_iter().map(in_bytes).collect()
+}
+
 /// A DNS name whose labels may have underscores, as those of services in DNS have.
 pub(crate) fn dns_subdomain_with_underscores(text: &str) -> Complaints {
     const LABEL: &str = "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?";
@@ -179,7 +185,7 @@ pub(crate) fn qualified(text: &str) -> Complaints {
                 complaints.push("prefix part must be non-empty".to_owned());
             } else {
                 complaints
-                    .extend(dns_subdomain(prefix).into_iter().map(|c| format!("prefix part {c}")));
+                    .extend(long_name(prefix).into_iter().map(|c| format!("prefix part {c}")));
             }
             name
         }

@@ -113,6 +113,9 @@ impl LabelSelector {
 
 impl Requirement {
     fn new(key: String, operator: Operator, mut values: Vec<String>) -> Result<Self, String> {
+        if let Some(complaint) = qualified(&key).first() {
+            return Err(format!("key: Invalid value: {key:?}: {complaint}"));
+        }
         values.sort();
         values.dedup();
         for (i, value) in values.iter().enumerate() {

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use longshore_structural::{Path as JsonPath, Schema};
+use longshore_structural::Schema;
+use serde::Serialize;
 use serde_json::Value;
 
 use super::{APPROVAL, approval, has_condition, is_protected, schemas};
@@ -93,22 +94,24 @@ fn check_spec(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mut C
         let complaints = names::dns_1035_label(name);
         if !complaints.is_empty() {
             causes.invalid(&path.child("name"), name, complaints.join(","));
-            if versions.len() == 1 {
+            if versions.len() == 1 && !name.is_empty() {
                 causes.invalid(&spec_path.child("version"), name, complaints.join(","));
             }
         }
         // what a single version has is that of the definition in upstream's form
         let of_version = if versions.len() == 1 { &spec_path } else { &path };
         check_version(&path, of_version, version, causes);
+        check_selectable(of_version, version, versions.len() == 1, causes);
     }
     schemas::check(spec, old, causes);
     let unique: BTreeSet<&str> = versions.iter().map(|version| text(&version["name"])).collect();
     if unique.len() != versions.len() {
-        causes.invalid(&versions_path, &spec["versions"], "must contain unique version names");
+        let why = "must contain unique version names";
+        causes.invalid(&versions_path, &ShownVersion::all(&spec["versions"]), why);
     }
     if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
         let why = "must have exactly one version marked as storage version";
-        causes.invalid(&versions_path, &spec["versions"], why);
+        causes.invalid(&versions_path, &ShownVersion::all(&spec["versions"]), why);
     }
     let names_path = path.child("names");
     for field in ["plural", "singular", "kind", "listKind"] {
@@ -118,6 +121,46 @@ fn check_spec(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mut C
     }
     check_names(&names_path, &spec["names"], causes);
     check_conversion(&path.child("conversion"), spec, old, causes);
+}
+
+/// A version as Go shows it: what all versions have alike is that of the definition.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct ShownVersion<'a> {
+    name: &'a str,
+    served: bool,
+    storage: bool,
+    deprecated: bool,
+    deprecation_warning: &'a Value,
+    schema: &'a Value,
+    subresources: &'a Value,
+    additional_printer_columns: &'a Value,
+    selectable_fields: &'a Value,
+}
+
+impl<'a> ShownVersion<'a> {
+    fn all(versions: &'a Value) -> Option<Vec<ShownVersion<'a>>> {
+        let versions = versions.as_array()?;
+        let own = |version: &'a Value, field: &str| match versions
+            .iter()
+            .all(|other| other[field] == version[field])
+        {
+            true => &Value::Null,
+            false => &version[field],
+        };
+        let shown = |version: &'a Value| ShownVersion {
+            name: text(&version["name"]),
+            served: version["served"] == true,
+            storage: version["storage"] == true,
+            deprecated: version["deprecated"] == true,
+            deprecation_warning: &version["deprecationWarning"],
+            schema: own(version, "schema"),
+            subresources: own(version, "subresources"),
+            additional_printer_columns: own(version, "additionalPrinterColumns"),
+            selectable_fields: own(version, "selectableFields"),
+        };
+        Some(versions.iter().map(shown).collect())
+    }
 }
 
 /// `parts` is where subresources, columns and selectable fields are.
@@ -176,7 +219,6 @@ fn check_version(path: &Path<'_>, parts: &Path<'_>, version: &Value, causes: &mu
         let columns = parts.child("additionalPrinterColumns");
         check_column(&columns.index(i), column, causes);
     }
-    check_selectable(parts, version, causes);
 }
 
 fn check_column(path: &Path<'_>, column: &Value, causes: &mut Causes) {
@@ -208,52 +250,78 @@ fn check_column(path: &Path<'_>, column: &Value, causes: &mut Causes) {
     }
 }
 
-fn check_selectable(path: &Path<'_>, version: &Value, causes: &mut Causes) {
+fn check_selectable(path: &Path<'_>, version: &Value, is_single: bool, causes: &mut Causes) {
     let fields = items(&version["selectableFields"]);
     let list_path = path.child("selectableFields");
+    if fields.is_empty() {
+        return;
+    }
+    if is_single && version["schema"].is_null() {
+        let why = "may only be set when validations.schema is included";
+        return causes.invalid(&list_path, "", why);
+    }
+    if !is_single && version["schema"]["openAPIV3Schema"].is_null() {
+        let why = "may only be set when `version.schema.openAPIV3Schema` is not included";
+        return causes.invalid(&list_path, "", why);
+    }
     let Ok(schema) = Schema::read(&version["schema"]["openAPIV3Schema"]) else { return };
     let mut seen = BTreeSet::new();
     for (i, field) in fields.iter().enumerate() {
         let given = text(&field["jsonPath"]);
         let place = list_path.index(i);
         let path = place.child("jsonPath");
-        let steps = JsonPath::parse(given).filter(|_| given.starts_with('.'));
-        let steps = steps.as_ref().and_then(JsonPath::fields);
-        match steps.as_deref() {
-            _ if given.is_empty() => causes.required(&path, ""),
-            None | Some([]) => {
-                causes.invalid(&path, given, "is an invalid path: it does not name a field");
+        if given.is_empty() {
+            causes.required(&path, "");
+            continue;
+        }
+        let found = match selected(&schema, given) {
+            Ok(found) => found,
+            Err(why) => {
+                causes.invalid(&path, given, format!("is an invalid path: {why}"));
+                continue;
             }
-            Some(["metadata", ..]) => {
-                causes.invalid(&path, given, "must not point to fields in metadata");
-            }
-            Some(steps) => {
-                let found = steps.iter().try_fold(&schema, |schema, step| schema.field(step));
-                match found {
-                    None => causes.invalid(
-                        &path,
-                        given,
-                        "is an invalid path: does not refer to a valid field",
-                    ),
-                    Some(found)
-                        if !matches!(found.kind.as_str(), "string" | "boolean" | "integer") =>
-                    {
-                        causes.invalid(
-                            &path,
-                            given,
-                            "must point to a field of type string, boolean or integer. Enum string \
-                             fields and strings with formats are allowed.",
-                        );
-                    }
-                    Some(_) if !seen.insert(given) => causes.duplicate(&path, given, ""),
-                    Some(_) => {}
-                }
-            }
+        };
+        if given == ".metadata" || given.starts_with(".metadata.") {
+            causes.invalid(&path, given, "must not point to fields in metadata");
+        }
+        if !matches!(found.kind.as_str(), "string" | "boolean" | "integer") {
+            let why = "must point to a field of type string, boolean or integer. Enum string \
+                       fields and strings with formats are allowed.";
+            causes.invalid(&path, given, why);
+        }
+        if !seen.insert(given) {
+            causes.duplicate(&path, given, "");
         }
     }
     if seen.len() > MAX_SELECTABLE {
         causes.too_many(&list_path, seen.len(), MAX_SELECTABLE);
     }
+}
+
+/// The schema of the field that a path of names names.
+fn selected<'a>(schema: &'a Schema, path: &str) -> Result<&'a Schema, String> {
+    const DELIMITERS: [char; 3] = ['.', '[', ']'];
+    // the next token: a delimiter, or what is before the next one
+    let split = |rest: &str| match rest.find(DELIMITERS) {
+        Some(0) => 1,
+        Some(end) => end,
+        None => rest.len(),
+    };
+    let (mut schema, mut rest) = (schema, path);
+    while !rest.is_empty() {
+        let (token, below) = rest.split_at(split(rest));
+        match token {
+            "[" => return Err("array notation is not allowed".to_owned()),
+            "." if below.is_empty() => return Err("unexpected end of JSON path".to_owned()),
+            "." => {
+                let (name, below) = below.split_at(split(below));
+                schema = schema.field(name).ok_or("does not refer to a valid field")?;
+                rest = below;
+            }
+            other => return Err(format!("expected [ or . but got: {other}")),
+        }
+    }
+    Ok(schema)
 }
 
 fn check_names(path: &Path<'_>, given: &Value, causes: &mut Causes) {
@@ -384,15 +452,22 @@ fn stored_versions(definition: &Value, causes: &mut Causes) {
         causes.invalid(&path, &Value::Null, "must have at least one stored version");
         return;
     }
-    for (i, name) in stored.iter().enumerate() {
-        if !versions.iter().any(|version| version["name"] == *name) {
-            let shown = text(name);
-            let why = format!(
-                "missing from spec.versions; {shown} was previously a storage version, and must \
-                 remain in spec.versions until a storage migration ensures no data remains persisted \
-                 in {shown} and removes {shown} from status.storedVersions"
-            );
-            causes.invalid(&path.index(i), shown, why);
+    // each stored version is that of one version of the spec
+    let mut missing: Vec<(usize, &str)> = stored.iter().map(text).enumerate().collect();
+    for version in versions {
+        let name = text(&version["name"]);
+        let before = missing.len();
+        missing.retain(|(_, stored)| *stored != name);
+        if version["storage"] == true && missing.len() == before {
+            causes.invalid(&path, stored, format!("must have the storage version {name}"));
         }
+    }
+    for (i, shown) in missing {
+        let why = format!(
+            "missing from spec.versions; {shown} was previously a storage version, and must \
+             remain in spec.versions until a storage migration ensures no data remains persisted \
+             in {shown} and removes {shown} from status.storedVersions"
+        );
+        causes.invalid(&path.index(i), shown, why);
     }
 }

@@ -1,10 +1,14 @@
 //! The rules of the schemas of a definition.
 
+use std::collections::BTreeSet;
+
+use longshore_cel::crd::Failure;
 use longshore_structural::{self as structural, Schema};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::kinds::custom;
-use crate::schema::value::{items, text};
+use crate::schema::value::{is_zero, items, text};
 use crate::schema::{Causes, Path};
 
 /// Schemas are named by the one place in which they all are if all versions have the same.
@@ -28,6 +32,11 @@ pub(super) fn check(spec: &Value, old: Option<&Value>, causes: &mut Causes) {
             true => "spec.validation.openAPIV3Schema".to_owned(),
             false => format!("spec.versions[{i}].schema.openAPIV3Schema"),
         };
+        let has_status = |version: &Value| !version["subresources"]["status"].is_null();
+        let of_status = if is_same { versions.iter().any(has_status) } else { has_status(version) };
+        if of_status {
+            check_root(schema, &path, causes);
+        }
         check_schema(schema, &path, causes);
         if is_same {
             break;
@@ -47,15 +56,119 @@ fn check_schema(json: &Value, path: &str, causes: &mut Causes) {
         let path = format!("{path}.nullable");
         causes.forbidden(&Path::root(&path), "nullable cannot be true at the root");
     }
+    let mut standards = Causes::default();
+    let mut at = path.to_owned();
+    standard(json, &mut at, Place { is_root: true, ..Place::default() }, &mut standards);
     let structure = structural::check(&schema, path);
+    let mut defaults = Causes::default();
     if structure.is_empty() {
-        let rules = longshore_cel::crd::check(json, path).into_iter().map(custom::broken_rule);
-        causes.0.extend(rules.map(custom::cause));
+        check_defaults(&schema, path, &mut defaults);
+    }
+    if structure.is_empty() && defaults.0.is_empty() {
+        let faults = longshore_cel::crd::check(json, path).into_iter();
+        // rules of a schema with other faults, in it or in what it has, are not looked at
+        let faults = faults.filter(|fault| match fault.path.rsplit_once(RULES) {
+            Some((of, _)) => !standards.0.iter().any(|cause| is_within(of, &cause.field)),
+            None => true,
+        });
+        faults.for_each(|fault| broken_rule(fault, causes));
     }
     causes.0.extend(structure.into_iter().map(custom::cause));
-    let mut at = path.to_owned();
-    standard(json, &mut at, Place { is_root: true, ..Place::default() }, causes);
-    check_defaults(&schema, path, causes);
+    causes.0.extend(standards.0);
+    causes.0.extend(defaults.0);
+}
+
+const RULES: &str = ".x-kubernetes-validations";
+
+/// Whether a field is that of this path or below it.
+fn is_within(path: &str, field: &str) -> bool {
+    field.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+/// A rule as Go shows it.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct ShownRule<'a> {
+    rule: &'a str,
+    message: &'a str,
+    message_expression: &'a str,
+    reason: &'a Value,
+    field_path: &'a str,
+    optional_old_self: &'a Value,
+}
+
+/// What is wrong with a rule. Where it is shown, it is as a whole.
+fn broken_rule(fault: Failure, causes: &mut Causes) {
+    let Some(rule @ Value::Object(_)) = &fault.value else {
+        return causes.0.push(custom::cause(custom::broken_rule(fault)));
+    };
+    let shown = ShownRule {
+        rule: text(&rule["rule"]),
+        message: text(&rule["message"]),
+        message_expression: text(&rule["messageExpression"]),
+        reason: &rule["reason"],
+        field_path: text(&rule["fieldPath"]),
+        optional_old_self: &rule["optionalOldSelf"],
+    };
+    causes.invalid(&Path::root(&fault.path), &shown, &fault.detail);
+}
+
+/// What a schema may have at its root where the status is a subresource, in Go's names.
+const ROOT_FIELDS: [&str; 22] = [
+    "Description",
+    "Type",
+    "Format",
+    "Title",
+    "Maximum",
+    "ExclusiveMaximum",
+    "Minimum",
+    "ExclusiveMinimum",
+    "MaxLength",
+    "MinLength",
+    "Pattern",
+    "MaxItems",
+    "MinItems",
+    "UniqueItems",
+    "MultipleOf",
+    "Required",
+    "Items",
+    "Properties",
+    "ExternalDocs",
+    "Example",
+    "XPreserveUnknownFields",
+    "XValidations",
+];
+
+/// The root of a schema whose status is a subresource: what is said there of the whole would not be of the
+/// status.
+fn check_root(json: &Value, path: &str, causes: &mut Causes) {
+    let kind = text(&json["type"]);
+    if !kind.is_empty() && kind != "object" {
+        let path = format!("{path}.type");
+        let why = "only \"object\" is allowed as the type at the root of the schema if the status \
+                   subresource is enabled";
+        return causes.invalid(&Path::root(&path), kind, why);
+    }
+    let is_allowed = |field: &str| {
+        let name = match field {
+            "x-kubernetes-preserve-unknown-fields" => "XPreserveUnknownFields",
+            "x-kubernetes-validations" => "XValidations",
+            other => other,
+        };
+        ROOT_FIELDS.iter().any(|allowed| allowed.eq_ignore_ascii_case(name))
+    };
+    // a number or a schema says something even where it is zero
+    let says = |field: &str, value: &Value| {
+        !is_zero(value) || value.is_number() || matches!(field, "additionalProperties" | "not")
+    };
+    let mut given = json.as_object().into_iter().flatten();
+    if given.any(|(field, value)| says(field, value) && !is_allowed(field)) {
+        let why = format!(
+            "only [{}] fields are allowed at the root of the schema if the status subresource is enabled",
+            ROOT_FIELDS.join(" ")
+        );
+        causes.invalid(&Path::root(path), json, why);
+    }
 }
 
 /// A default is what its schema allows.
@@ -116,7 +229,7 @@ fn standard(json: &Value, path: &mut String, place: Place, causes: &mut Causes) 
             causes.forbidden(&Path::root(&at(field)), format!("{field} is not supported"));
         }
     }
-    if json["items"].is_array() {
+    if !items(&json["items"]).is_empty() {
         let why = "items must be a schema object and not an array";
         causes.forbidden(&Path::root(&at("items")), why);
     }
@@ -164,12 +277,13 @@ fn standard(json: &Value, path: &mut String, place: Place, causes: &mut Causes) 
 /// `x-kubernetes-list-type`, `-list-map-keys` and `-map-type`.
 fn merge_types(json: &Value, path: &str, causes: &mut Causes) {
     let at = |field: &str| format!("{path}.{field}");
-    let list = text(&json["x-kubernetes-list-type"]);
+    let (list_type, item) = (&json["x-kubernetes-list-type"], &json["items"]);
+    let list = text(list_type);
     let keys = items(&json["x-kubernetes-list-map-keys"]);
     let map = text(&json["x-kubernetes-map-type"]);
     let kind = text(&json["type"]);
     let list_path = at("x-kubernetes-list-type");
-    if !list.is_empty() {
+    if !list_type.is_null() {
         if !matches!(list, "atomic" | "set" | "map") {
             causes.not_supported(&Path::root(&list_path), list, &["atomic", "set", "map"]);
         }
@@ -180,54 +294,19 @@ fn merge_types(json: &Value, path: &str, causes: &mut Causes) {
                 "" => causes.required(&Path::root(&path), why),
                 kind => causes.invalid(&Path::root(&path), kind, why),
             }
+        } else if list == "set" {
+            items_of_set(item, path, causes);
         }
     }
     if !keys.is_empty() && list != "map" {
         let why = "must be map if x-kubernetes-list-map-keys is non-empty";
-        match list {
-            "" => causes.required(&Path::root(&list_path), why),
-            list => causes.invalid(&Path::root(&list_path), list, why),
+        match list_type {
+            Value::Null => causes.required(&Path::root(&list_path), why),
+            _ => causes.invalid(&Path::root(&list_path), list, why),
         }
     }
     if list == "map" {
-        let keys_path = at("x-kubernetes-list-map-keys");
-        if keys.is_empty() {
-            let why = "must not be empty if x-kubernetes-list-type is map";
-            causes.required(&Path::root(&keys_path), why);
-        }
-        let item = &json["items"];
-        let required = items(&item["required"]);
-        for (i, key) in keys.iter().enumerate() {
-            let name = text(key);
-            let property = &item["properties"][name];
-            if property.is_null() {
-                let path = format!("{keys_path}[{i}]");
-                let why = "entries must all be names of item properties";
-                causes.invalid(&Path::root(&path), name, why);
-                continue;
-            }
-            if matches!(text(&property["type"]), "array" | "object") {
-                let path = format!("{path}.items.properties[{name}].type");
-                let why = "must be a scalar type if parent array's x-kubernetes-list-type is map";
-                causes.invalid(&Path::root(&path), &property["type"], why);
-            }
-            if !required.contains(key) && property["default"].is_null() {
-                let path = format!("{path}.items.properties[{name}].default");
-                let why = "this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property";
-                causes.required(&Path::root(&path), why);
-            }
-            if property["nullable"] == true {
-                let path = format!("{path}.items.properties[{name}].nullable");
-                let why =
-                    "this property is in x-kubernetes-list-map-keys, so it cannot be nullable";
-                causes.forbidden(&Path::root(&path), why);
-            }
-        }
-        if text(&item["type"]) != "object" && item.is_object() {
-            let path = format!("{path}.items.type");
-            let why = "must be object if parent array's x-kubernetes-list-type is map";
-            causes.invalid(&Path::root(&path), &item["type"], why);
-        }
+        items_of_map(keys, item, path, causes);
     }
     if matches!(list, "set" | "map") && json["items"]["nullable"] == true {
         let path = format!("{path}.items.nullable");
@@ -246,6 +325,97 @@ fn merge_types(json: &Value, path: &str, causes: &mut Causes) {
                 "" => causes.required(&Path::root(&path), why),
                 kind => causes.invalid(&Path::root(&path), kind, why),
             }
+        }
+    }
+}
+
+/// The items of a set are compared as wholes.
+fn items_of_set(item: &Value, path: &str, causes: &mut Causes) {
+    let why = "must be atomic as item of a list with x-kubernetes-list-type=set";
+    let (list, map) = (&item["x-kubernetes-list-type"], &item["x-kubernetes-map-type"]);
+    match text(&item["type"]) {
+        "array" if !list.is_null() && list != "atomic" => {
+            let path = format!("{path}.items.x-kubernetes-list-type");
+            causes.invalid(&Path::root(&path), list, why);
+        }
+        "object" if map != "atomic" => {
+            let path = format!("{path}.items.x-kubernetes-map-type");
+            // upstream shows the type of the list
+            causes.invalid(&Path::root(&path), list, why);
+        }
+        _ => {}
+    }
+}
+
+/// `items` as Go shows it.
+#[derive(Serialize)]
+struct ShownItems<'a> {
+    #[serde(rename = "Schema")]
+    schema: Option<&'a Value>,
+    #[serde(rename = "JSONSchemas")]
+    schemas: &'a Value,
+}
+
+/// The items of a map are objects that have its keys.
+fn items_of_map(keys: &[Value], item: &Value, path: &str, causes: &mut Causes) {
+    let keys_path = format!("{path}.x-kubernetes-list-map-keys");
+    let items_path = format!("{path}.items");
+    if keys.is_empty() {
+        let why = "must not be empty if x-kubernetes-list-type is map";
+        causes.required(&Path::root(&keys_path), why);
+    }
+    match item {
+        Value::Null => {
+            let why = "must have a schema if x-kubernetes-list-type is map";
+            causes.required(&Path::root(&items_path), why);
+        }
+        Value::Object(_) if item["type"] == "object" => {
+            let mut seen = BTreeSet::new();
+            for name in keys.iter().map(text) {
+                let property = &item["properties"][name];
+                if property.is_null() {
+                    let why = "entries must all be names of item properties";
+                    causes.invalid(&Path::root(&keys_path), keys, why);
+                } else if matches!(text(&property["type"]), "array" | "object") {
+                    let path = format!("{items_path}.properties[{name}].type");
+                    let why =
+                        "must be a scalar type if parent array's x-kubernetes-list-type is map";
+                    // upstream shows the type of the items
+                    causes.invalid(&Path::root(&path), "object", why);
+                }
+                if !seen.insert(name) {
+                    let why = "must not contain duplicate entries";
+                    causes.invalid(&Path::root(&keys_path), keys, why);
+                }
+            }
+        }
+        Value::Object(_) => {
+            let path = format!("{items_path}.type");
+            let why = "must be object if parent array's x-kubernetes-list-type is map";
+            causes.invalid(&Path::root(&path), text(&item["type"]), why);
+        }
+        schemas => {
+            let why = "must only have a single schema if x-kubernetes-list-type is map";
+            let shown = ShownItems { schema: None, schemas };
+            causes.invalid(&Path::root(&items_path), &shown, why);
+        }
+    }
+    let required = items(&item["required"]);
+    for key in keys {
+        let name = text(key);
+        let property = &item["properties"][name];
+        if property.is_null() {
+            continue;
+        }
+        if !required.contains(key) && property["default"].is_null() {
+            let path = format!("{items_path}.properties[{name}].default");
+            let why = "this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property";
+            causes.required(&Path::root(&path), why);
+        }
+        if property["nullable"] == true {
+            let path = format!("{items_path}.properties[{name}].nullable");
+            let why = "this property is in x-kubernetes-list-map-keys, so it cannot be nullable";
+            causes.forbidden(&Path::root(&path), why);
         }
     }
 }

@@ -32,10 +32,10 @@ fn specified(ty: &Type, object: &mut Map<String, Value>) {
             continue;
         };
         let Leaf::Struct(of) = field.leaf else { continue };
-        if !ty.always.contains(&name) {
-            continue;
+        if ty.always.contains(&name) {
+            object.entry(name).or_insert_with(|| json!({}));
         }
-        if let Value::Object(value) = object.entry(name).or_insert_with(|| json!({})) {
+        if let Some(value) = map_mut(object, name) {
             specified(types().get(of), value);
         }
     }
@@ -111,7 +111,8 @@ pub(super) fn endpoint_slice(slice: &mut Map<String, Value>) {
 /// Roles, users and groups are of the API group of roles; service accounts are of the core group.
 pub(super) fn binding(binding: &mut Map<String, Value>) {
     const GROUP: &str = "rbac.authorization.k8s.io";
-    if let Some(role) = map_mut(binding, "roleRef") {
+    let role = binding.entry("roleRef").or_insert_with(|| json!({}));
+    if let Some(role) = role.as_object_mut() {
         default(role, "apiGroup", GROUP);
     }
     for subject in items_mut(binding.get_mut("subjects")) {

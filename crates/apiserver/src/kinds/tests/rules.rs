@@ -151,7 +151,7 @@ fn other_kinds() {
         (
             "secrets",
             json!({"metadata": {"name": "s"}, "type": "kubernetes.io/dockerconfigjson", "stringData": {".dockerconfigjson": "hunter2"}}),
-            "data[.dockerconfigjson]: Invalid value: \"<secret contents redacted>\": is no JSON object",
+            "data[.dockerconfigjson]: Invalid value: \"<secret contents redacted>\": invalid character 'h' looking for beginning of value",
         ),
         ("services", json!({"metadata": {"name": "s"}, "spec": {}}), "spec.ports: Required value"),
         (

@@ -16,6 +16,11 @@ fn workload(spec: Value) -> Value {
     object
 }
 
+fn claim_template() -> Value {
+    let resources = json!({"requests": {"storage": "1Gi"}});
+    json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": resources}})
+}
+
 fn job(spec: Value) -> Value {
     let mut object = json!({
         "metadata": {"name": "j", "uid": "u"},
@@ -109,6 +114,12 @@ fn workloads_are_validated() {
         ),
         (
             "statefulsets",
+            // one of two of the same name counts
+            workload(json!({"volumeClaimTemplates": [claim_template(), claim_template()]})),
+            "",
+        ),
+        (
+            "statefulsets",
             workload(json!({"volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {
                 "accessModes": ["ReadWriteOnce"],
             }}]})),
@@ -154,6 +165,33 @@ fn workloads_are_validated() {
             "jobs",
             job(json!({"completionMode": "Indexed", "completions": null, "parallelism": 2})),
             "spec.completions: Required value: when completion mode is Indexed",
+        ),
+        (
+            "jobs",
+            job(
+                json!({"completionMode": "Indexed", "completions": 200_000, "backoffLimitPerIndex": 1}),
+            ),
+            "spec.maxFailedIndexes: Required value: must be specified when completions is above 100000",
+        ),
+        (
+            "jobs",
+            job(json!({
+                "completionMode": "Indexed", "completions": 200_000, "backoffLimitPerIndex": 1,
+                "maxFailedIndexes": 1, "parallelism": 20_000,
+            })),
+            "spec.parallelism: Invalid value: 20000: must be less than or equal to 10000 when completions are above 100000 and used with backoff limit per index",
+        ),
+        (
+            "jobs",
+            job(json!({"completionMode": "", "backoffLimitPerIndex": 1})),
+            "spec.completionMode: Unsupported value: \"\": supported values: \"NonIndexed\", \"Indexed\"",
+        ),
+        (
+            "jobs",
+            job(json!({"podFailurePolicy": {"rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": ""}]},
+            ]}})),
+            "",
         ),
         (
             "jobs",

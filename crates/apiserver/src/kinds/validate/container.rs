@@ -357,14 +357,16 @@ fn is_native(name: &str) -> bool {
     !name.contains('/') || name.split('/').next().is_some_and(|p| p.ends_with("kubernetes.io"))
 }
 
-fn resource_name(path: &Path<'_>, name: &str, causes: &mut Causes) {
+/// A resource that a container can ask for.
+pub(in crate::kinds) fn resource_name(path: &Path<'_>, name: &str, causes: &mut Causes) {
     let complaints = names::qualified(name);
-    if complaints.is_empty()
-        && !name.contains('/')
-        && !matches!(name, "cpu" | "memory" | "ephemeral-storage")
-        && !is_huge_page(name)
-    {
-        causes.invalid(path, name, "must be a standard resource type or fully qualified");
+    let is_plain = !name.contains('/');
+    let is_of_containers =
+        matches!(name, "cpu" | "memory" | "ephemeral-storage") || is_huge_page(name);
+    if is_plain && !is_of_containers {
+        if complaints.is_empty() {
+            causes.invalid(path, name, "must be a standard resource type or fully qualified");
+        }
         causes.invalid(path, name, "must be a standard resource for containers");
     }
     causes.each(path, name, complaints);
@@ -471,17 +473,21 @@ pub(in crate::kinds) fn app_armor(path: &Path<'_>, profile: &Value, causes: &mut
     let field = path.child("localhostProfile");
     let given = &profile["localhostProfile"];
     let name = text(given);
-    if text(&profile["type"]) != "Localhost" {
-        if !given.is_null() && !text(&profile["type"]).is_empty() {
-            let why = "can only be set when AppArmor type is Localhost";
-            causes.invalid(&field, name, why);
+    match text(&profile["type"]) {
+        "Localhost" => {
+            if name.trim() != name {
+                causes.invalid(&field, name, "must not be padded with whitespace");
+            } else if name.is_empty() {
+                causes.required(&field, "must be set when AppArmor type is Localhost");
+            }
+            if name.len() > MAX_NAME {
+                causes.too_long(&field, MAX_NAME);
+            }
         }
-    } else if name.is_empty() {
-        causes.required(&field, "must be set when AppArmor type is Localhost");
-    } else if name.trim() != name {
-        causes.invalid(&field, name, "must not be padded with whitespace");
-    } else if name.len() > MAX_NAME {
-        causes.too_long(&field, MAX_NAME);
+        "RuntimeDefault" | "Unconfined" if !given.is_null() => {
+            causes.invalid(&field, name, "can only be set when AppArmor type is Localhost");
+        }
+        _ => {}
     }
 }
 

@@ -398,8 +398,15 @@ pub(in crate::kinds) fn endpoints(endpoints: &Value, causes: &mut Causes) {
             let list_path = path.child(list);
             for (j, address) in items(&subset[list]).iter().enumerate() {
                 let path = list_path.index(j);
-                endpoint_ip(&path.child("ip"), &address["ip"], causes);
-                host_and_node(&path, address, causes);
+                let ip = path.child("ip");
+                if endpoint_ip(&ip, &address["ip"], causes).is_none() {
+                    // upstream has two checks of an address, each with its words
+                    causes.invalid(&ip, text(&address["ip"]), "must be a valid IP address");
+                }
+                if !text(&address["hostname"]).is_empty() {
+                    hostname(&path, address, causes);
+                }
+                node_name(&path, address, causes);
             }
         }
         let ports = items(&subset["ports"]);
@@ -425,10 +432,13 @@ fn app_protocol(path: &Path<'_>, port: &Value, causes: &mut Causes) {
     }
 }
 
-fn host_and_node(path: &Path<'_>, endpoint: &Value, causes: &mut Causes) {
+fn hostname(path: &Path<'_>, endpoint: &Value, causes: &mut Causes) {
     if let Some(host) = endpoint["hostname"].as_str() {
         causes.each(&path.child("hostname"), host, names::dns_label(host));
     }
+}
+
+fn node_name(path: &Path<'_>, endpoint: &Value, causes: &mut Causes) {
     if let Some(node) = endpoint["nodeName"].as_str() {
         causes.each(&path.child("nodeName"), node, names::dns_subdomain(node));
     }
@@ -458,7 +468,8 @@ pub(in crate::kinds) fn endpoint_slice(slice: &Value, old: Option<&Value>, cause
         for (j, address) in addresses.iter().enumerate() {
             slice_address(&addresses_path.index(j), text(&slice["addressType"]), address, causes);
         }
-        host_and_node(&path, endpoint, causes);
+        hostname(&path, endpoint, causes);
+        node_name(&path, endpoint, causes);
         hints(&path.child("hints"), &endpoint["hints"], causes);
     }
 }

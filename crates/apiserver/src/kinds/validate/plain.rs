@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::container::{self, quantity};
 use super::{immutable, meta, non_negative, pod};
 use crate::cidr;
 use crate::schema::field::{Causes, Path, shortened};
-use crate::schema::names;
 use crate::schema::value::{entries, is_zero, items, same, text};
+use crate::schema::{names, syntax_error, word};
 
 const DATA_LIMIT: usize = 1 << 20;
 const FROZEN: &str = "field is immutable when `immutable` is set";
@@ -69,8 +70,8 @@ pub(in crate::kinds) fn secret(secret: &Value, old: Option<&Value>, causes: &mut
     for key in [".dockercfg", ".dockerconfigjson"] {
         let wanted =
             text(&secret["type"]).strip_prefix("kubernetes.io/").is_some_and(|t| t == &key[1..]);
-        if wanted && !data[key].is_null() && !is_json_object(&data[key]) {
-            causes.invalid(&path.key(key), "<secret contents redacted>", "is no JSON object");
+        if let Some(why) = fault_of_object(&data[key]).filter(|_| wanted && !data[key].is_null()) {
+            causes.invalid(&path.key(key), "<secret contents redacted>", why);
         }
     }
     if let Some(old) = old {
@@ -79,9 +80,17 @@ pub(in crate::kinds) fn secret(secret: &Value, old: Option<&Value>, causes: &mut
     frozen(secret, old, &["data"], causes);
 }
 
-fn is_json_object(base64: &Value) -> bool {
-    let Ok(bytes) = STANDARD.decode(text(base64)) else { return false };
-    serde_json::from_slice::<serde_json::Map<String, Value>>(&bytes).is_ok()
+/// What is wrong with a value that is to be a JSON object, or null.
+fn fault_of_object(base64: &Value) -> Option<String> {
+    let bytes = STANDARD.decode(text(base64)).unwrap_or_default();
+    match serde_json::from_slice(&bytes) {
+        Ok(Value::Object(_) | Value::Null) => None,
+        Ok(other) => Some(format!(
+            "json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+            word(&other)
+        )),
+        Err(error) => Some(syntax_error(&bytes).unwrap_or_else(|| error.to_string())),
+    }
 }
 
 fn decoded_len(base64: &Value) -> usize {
@@ -103,6 +112,27 @@ fn frozen(object: &Value, old: Option<&Value>, fields: &[&str], causes: &mut Cau
     }
 }
 
+/// A taint as Go shows it.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct ShownTaint<'a> {
+    key: &'a str,
+    value: &'a str,
+    effect: &'a str,
+    time_added: &'a Value,
+}
+
+/// A toleration as Go shows it.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct ShownToleration<'a> {
+    key: &'a str,
+    operator: &'a str,
+    value: &'a str,
+    effect: &'a str,
+    toleration_seconds: &'a Value,
+}
+
 pub(in crate::kinds) fn node(node: &Value, causes: &mut Causes) {
     let path = Path::root("metadata");
     let path = path.child("taints");
@@ -118,7 +148,8 @@ pub(in crate::kinds) fn node(node: &Value, causes: &mut Causes) {
         }
         super::one_of(&path.child("effect"), &taint["effect"], &pod::EFFECTS, causes);
         if !seen.insert((key, effect)) {
-            causes.duplicate(&path, taint, "taints must be unique by key and effect pair");
+            let shown = ShownTaint { key, value, effect, time_added: &taint["timeAdded"] };
+            causes.duplicate(&path, &shown, "taints must be unique by key and effect pair");
         }
     }
     pod_ranges(&Path::root("spec").child("podCIDRs"), &node["spec"]["podCIDRs"], causes);
@@ -243,7 +274,18 @@ pub(in crate::kinds) fn runtime_class(class: &Value, old: Option<&Value>, causes
     let selector = &class["scheduling"]["nodeSelector"];
     meta::labels(&scheduling.child("nodeSelector"), selector, causes);
     let tolerations = &class["scheduling"]["tolerations"];
-    pod::tolerations(&scheduling.child("tolerations"), tolerations, causes);
+    let list = scheduling.child("tolerations");
+    pod::tolerations(&list, tolerations, causes);
+    let mut seen = BTreeSet::new();
+    for (i, toleration) in items(tolerations).iter().enumerate() {
+        let [key, operator, value, effect] =
+            ["key", "operator", "value", "effect"].map(|field| text(&toleration[field]));
+        if !seen.insert([key, operator, value, effect]) {
+            let toleration_seconds = &toleration["tolerationSeconds"];
+            let shown = ShownToleration { key, operator, value, effect, toleration_seconds };
+            causes.duplicate(&list.index(i), &shown, "");
+        }
+    }
 }
 
 pub(in crate::kinds) fn namespace_status(namespace: &Value, causes: &mut Causes) {

@@ -30,7 +30,7 @@ pub(in crate::kinds) fn create(pod: &Value, causes: &mut Causes) {
 pub(in crate::kinds) fn metadata_and_spec(pod: &Value, causes: &mut Causes) {
     let path = Path::root("spec");
     let spec = &pod["spec"];
-    self::spec(&path, spec, true, causes);
+    self::spec(&path, spec, Some(text(&pod["metadata"]["name"])), causes);
     if text(&spec["serviceAccountName"]).is_empty() {
         let volumes = path.child("volumes");
         for (i, volume) in items(&spec["volumes"]).iter().enumerate() {
@@ -69,7 +69,7 @@ pub(in crate::kinds) fn template(path: &Path<'_>, template: &Value, causes: &mut
     meta::labels(&path.child("labels"), &template["metadata"]["labels"], causes);
     meta::annotations(&path.child("annotations"), &template["metadata"]["annotations"], causes);
     let spec_path = path.child("spec");
-    spec(&spec_path, &template["spec"], false, causes);
+    spec(&spec_path, &template["spec"], None, causes);
     if !items(&template["spec"]["ephemeralContainers"]).is_empty() {
         causes.forbidden(
             &spec_path.child("ephemeralContainers"),
@@ -78,18 +78,19 @@ pub(in crate::kinds) fn template(path: &Path<'_>, template: &Value, causes: &mut
     }
 }
 
-fn spec(path: &Path<'_>, spec: &Value, is_pod: bool, causes: &mut Causes) {
+/// The spec of a pod of this name, or of a template.
+fn spec(path: &Path<'_>, spec: &Value, pod: Option<&str>, causes: &mut Causes) {
     let grace = spec["terminationGracePeriodSeconds"].as_i64();
     if grace.is_none() {
         causes.required(&path.child("terminationGracePeriodSeconds"), "");
     }
-    let volumes = volume::volumes(&path.child("volumes"), &spec["volumes"], causes);
+    let volumes = volume::volumes(&path.child("volumes"), &spec["volumes"], pod, causes);
     let claims = resource_claims(&path.child("resourceClaims"), &spec["resourceClaims"], causes);
     // A negative grace period is as good as one second.
     let grace = grace.map(|grace| if grace < 0 { 1 } else { grace });
     let context = container::Context { volumes, claims, grace };
     containers(path, spec, &context, causes);
-    host_network(path, spec, is_pod, causes);
+    host_network(path, spec, pod.is_some(), causes);
     one_of(
         &path.child("restartPolicy"),
         &spec["restartPolicy"],

@@ -115,10 +115,11 @@ pub(in crate::kinds) fn attachment(attachment: &Value, old: Option<&Value>, caus
         }
         (true, false) => {
             let path = source_path.child("persistentVolumeName");
-            match text(&source["persistentVolumeName"]) {
-                "" => causes.required(&path, "must specify non empty persistentVolumeName"),
-                name => causes.each(&path, name, names::dns_subdomain(name)),
+            let name = text(&source["persistentVolumeName"]);
+            if name.is_empty() {
+                causes.required(&path, "must specify non empty persistentVolumeName");
             }
+            causes.each(&path, name, names::dns_subdomain(name));
         }
     }
     let node = text(&spec["nodeName"]);

@@ -38,18 +38,31 @@ const RESOURCES: [&str; 6] = [
     "requests.memory",
 ];
 
-/// Checks the pod's volumes; the good ones by name.
+/// Checks the volumes of the pod of this name, or of a template; the good ones by name.
 pub(in crate::kinds) fn volumes<'a>(
     path: &Path<'_>,
     volumes: &'a Value,
+    pod: Option<&str>,
     causes: &mut Causes,
 ) -> BTreeMap<&'a str, &'a Value> {
     let mut good = BTreeMap::new();
+    // a pod whose name is not known yet has claims of any name
+    let pod = pod.filter(|pod| !pod.is_empty());
+    let claim_of = |volume: &Value| match (pod, text(&volume["name"])) {
+        (Some(pod), name) if !volume["ephemeral"].is_null() => Some(format!("{pod}-{name}")),
+        _ => None,
+    };
+    let created: BTreeSet<String> = items(volumes).iter().filter_map(claim_of).collect();
     for (i, volume) in items(volumes).iter().enumerate() {
         let path = path.index(i);
         let before = causes.0.len();
         source(&path, volume, causes);
         let name = text(&volume["name"]);
+        if let Some(claim) = claim_of(volume).filter(|_| !name.is_empty()) {
+            for why in names::dns_subdomain(&claim) {
+                causes.invalid(&path.child("name"), name, format!("PVC name {claim:?}: {why}"));
+            }
+        }
         if name.is_empty() {
             causes.required(&path.child("name"), "");
         } else {
@@ -60,6 +73,12 @@ pub(in crate::kinds) fn volumes<'a>(
         }
         if causes.0.len() == before {
             good.insert(name, volume);
+        }
+        let claim = text(&volume["persistentVolumeClaim"]["claimName"]);
+        if created.contains(claim) {
+            let source = path.child("persistentVolumeClaim");
+            let why = "must not reference a PVC that gets created for an ephemeral volume";
+            causes.invalid(&source.child("claimName"), claim, why);
         }
     }
     good
@@ -215,10 +234,11 @@ fn downward_file(path: &Path<'_>, file: &Value, causes: &mut Causes) {
 fn projected(path: &Path<'_>, projected: &Value, causes: &mut Causes) {
     mode(&path.child("defaultMode"), &projected["defaultMode"], causes);
     let mut paths = BTreeSet::new();
-    let mut taken = |given: &Value, causes: &mut Causes| {
+    // `shown` is what the message repeats, by default the path
+    let mut taken = |given: &Value, shown: Option<&str>, causes: &mut Causes| {
         let given = text(given);
         if !given.is_empty() && !paths.insert(given.to_owned()) {
-            causes.invalid(path, given, "conflicting duplicate paths");
+            causes.invalid(path, shown.unwrap_or(given), "conflicting duplicate paths");
         }
     };
     for (i, source) in items(&projected["sources"]).iter().enumerate() {
@@ -239,12 +259,16 @@ fn projected(path: &Path<'_>, projected: &Value, causes: &mut Causes) {
                 "serviceAccountToken" => token(&own, path, source, causes),
                 "podCertificate" => {
                     pod_certificate(&own, source, causes);
-                    CERTIFICATE_PATHS.iter().for_each(|field| taken(&source[*field], causes));
+                    CERTIFICATE_PATHS.iter().for_each(|field| taken(&source[*field], None, causes));
                 }
                 _ => {}
             }
-            items(&source["items"]).iter().for_each(|item| taken(&item["path"], causes));
-            taken(&source["path"], causes);
+            let name = source["name"].as_str();
+            items(&source["items"]).iter().for_each(|item| taken(&item["path"], name, causes));
+            // upstream does not count the file of a token
+            if kind != "serviceAccountToken" {
+                taken(&source["path"], None, causes);
+            }
         }
     }
 }

@@ -52,17 +52,22 @@ pub(in crate::kinds) fn client(path: &Path<'_>, client: &Value, causes: &mut Cau
 
 fn webhook_url(path: &Path<'_>, url: &str, causes: &mut Causes) {
     const FORM: &str = "desired format: https://host[/path]";
+    let no_scheme = format!("'https' is the only allowed URL scheme; {FORM}");
+    let no_host = format!("host must be specified; {FORM}");
+    if !url.contains("//") {
+        // a path to Go, and a host to others
+        causes.invalid(path, "", no_scheme);
+        return causes.invalid(path, "", no_host);
+    }
     let Ok(parsed) = url.parse::<hyper::Uri>() else {
         return causes
             .required(path, &format!("url must be a valid URL: it cannot be read; {FORM}"));
     };
     if parsed.scheme_str() != Some("https") {
-        let scheme = parsed.scheme_str().unwrap_or_default();
-        let detail = format!("'https' is the only allowed URL scheme; {FORM}");
-        causes.invalid(path, scheme, detail);
+        causes.invalid(path, parsed.scheme_str().unwrap_or_default(), no_scheme);
     }
     if parsed.host().is_none_or(str::is_empty) {
-        causes.invalid(path, "", format!("host must be specified; {FORM}"));
+        causes.invalid(path, "", no_host);
     }
     let user = parsed.authority().and_then(|authority| authority.as_str().rsplit_once('@'));
     if let Some((user, _)) = user {
