@@ -14,6 +14,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
+use crate::info::{Info, InfoCache};
 use crate::transport::{OLDEST, Transport, UNKNOWN};
 use crate::{Error, Result};
 
@@ -39,6 +40,7 @@ struct Facts {
     api: Arc<AtomicU32>,
     /// The lowest `oom_score_adj` that the engine can give.
     oom_floor: AtomicI64,
+    info: InfoCache,
 }
 
 impl fmt::Debug for Engine {
@@ -79,7 +81,11 @@ pub fn connect(endpoint: &str, timeout: Duration) -> Result<Engine> {
     if !Path::new(path).is_absolute() {
         return Err(invalid("the path of the socket is not absolute"));
     }
-    let facts = Facts { api: Arc::new(AtomicU32::new(UNKNOWN)), oom_floor: AtomicI64::new(-1000) };
+    let facts = Facts {
+        api: Arc::new(AtomicU32::new(UNKNOWN)),
+        oom_floor: AtomicI64::new(-1000),
+        info: InfoCache::default(),
+    };
     let facts = Arc::new(facts);
     let transport = Transport { socket: path.into(), api: Arc::clone(&facts.api) };
     let oldest = ClientVersion { major_version: 1, minor_version: OLDEST as usize };
@@ -96,7 +102,7 @@ pub fn connect(endpoint: &str, timeout: Duration) -> Result<Engine> {
 
 impl Engine {
     /// Learns which version of the API the engine speaks: the newest that both know. To be repeated when
-    /// the engine has been started anew, for it may be another one.
+    /// the engine has been started anew, for it may be another one, or have another configuration.
     ///
     /// # Errors
     /// When the engine does not answer, or is older or newer than what is known here.
@@ -108,6 +114,7 @@ impl Engine {
         let api = common(&hello.api, &hello.oldest_api)?;
         self.facts.api.store(api, Ordering::Relaxed);
         self.facts.oom_floor.store(peer.map_or(-1000, oom_floor), Ordering::Relaxed);
+        self.facts.info.forget();
         Ok(())
     }
 
@@ -121,6 +128,14 @@ impl Engine {
         let body = memchr::memmem::find(&answer, b"\r\n\r\n").and_then(|end| answer.get(end + 4..));
         let hello = serde_json::from_slice(body.unwrap_or_default())?;
         Ok((hello, peer))
+    }
+
+    /// What the engine says of itself and its machine.
+    ///
+    /// # Errors
+    /// Of the engine.
+    pub(crate) async fn settings(&self) -> Result<Arc<Info>> {
+        self.facts.info.get(self.docker.info()).await
     }
 
     pub(crate) fn socket(&self) -> &Path {

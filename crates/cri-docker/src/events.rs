@@ -45,8 +45,6 @@ impl DockerRuntime {
     /// Follows one stream of events, from the last one seen.
     async fn follow_once(self: &Arc<Self>, since: &mut i64) -> Result<()> {
         self.engine.negotiate().await?;
-        // It may be another engine, or have another configuration.
-        self.info.forget();
         self.resume_logs().await;
         let types = vec!["container".to_owned()];
         let actions = ["create", "start", "die", "destroy"].map(str::to_owned).to_vec();

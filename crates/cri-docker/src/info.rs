@@ -6,13 +6,16 @@ use std::time::Duration;
 use bollard::models::SystemInfo;
 use longshore_cri::v1::{RuntimeHandler, RuntimeHandlerFeatures};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::resources::CgroupDriver;
-use crate::{Engine, Error, Result};
+use crate::{Error, Result};
 
 /// How long an answer holds: the engine is configured when it starts.
 const AGE: Duration = Duration::from_secs(60);
+/// How long the engine may take to say it again, and for the first time.
+const PATIENCE: Duration = Duration::from_secs(2);
+const FIRST_PATIENCE: Duration = Duration::from_secs(15);
 /// The handler that always is the engine's default.
 const DOCKER: &str = "docker";
 /// Where an engine from API 1.44 on tells what its runtimes can.
@@ -39,22 +42,40 @@ impl InfoCache {
         *self.0.lock() = None;
     }
 
-    /// What the engine says of itself.
+    /// What the engine says of itself, by a request that is made if it is due. An engine may take its time with it,
+    /// as Docker 20.10 does while it looks up the address of a registry: what it said before holds then.
     ///
     /// # Errors
-    /// Of the engine.
-    pub(crate) async fn get(&self, engine: &Engine) -> Result<Arc<Info>> {
-        if let Some((at, info)) = &*self.0.lock()
+    /// Of the engine, if it has not said it before.
+    pub(crate) async fn get(
+        &self,
+        request: impl Future<Output = std::result::Result<SystemInfo, bollard::errors::Error>>,
+    ) -> Result<Arc<Info>> {
+        const ACTION: &str = "ask the Docker Engine for its settings";
+        let known = self.0.lock().clone();
+        if let Some((at, info)) = &known
             && at.elapsed() < AGE
         {
             return Ok(Arc::clone(info));
         }
-        let info = engine.info().await;
-        let info =
-            info.map_err(|error| Error::docker("ask the Docker Engine for its settings", error))?;
-        let info = Arc::new(Info::new(info));
-        *self.0.lock() = Some((Instant::now(), Arc::clone(&info)));
-        Ok(info)
+        let limit = if known.is_some() { PATIENCE } else { FIRST_PATIENCE };
+        let late = |_| Error::Deadline { action: ACTION.to_owned(), seconds: limit.as_secs() };
+        let answer = timeout(limit, request).await.map_err(late);
+        match answer.and_then(|info| info.map_err(|error| Error::docker(ACTION, error))) {
+            Ok(info) => {
+                let info = Arc::new(Info::new(info));
+                *self.0.lock() = Some((Instant::now(), Arc::clone(&info)));
+                Ok(info)
+            }
+            Err(error) => {
+                let Some((_, info)) = known else { return Err(error) };
+                // It is not waited for by each caller.
+                if let Some((at, _)) = &mut *self.0.lock() {
+                    *at = Instant::now();
+                }
+                Ok(info)
+            }
+        }
     }
 }
 
@@ -110,6 +131,29 @@ mod tests {
     use bollard::models::Runtime;
 
     use super::*;
+
+    fn with_memory(bytes: i64) -> SystemInfo {
+        SystemInfo { mem_total: Some(bytes), ..SystemInfo::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn settings_hold_while_the_engine_does_not_answer() {
+        let cache = InfoCache::default();
+        let begin = Instant::now();
+        assert!(cache.get(std::future::pending()).await.is_err(), "nothing is known");
+        assert_eq!(begin.elapsed(), FIRST_PATIENCE);
+        assert_eq!(cache.get(async { Ok(with_memory(1)) }).await.unwrap().memory, 1);
+        assert_eq!(cache.get(std::future::pending()).await.unwrap().memory, 1);
+        tokio::time::advance(AGE).await;
+        let begin = Instant::now();
+        assert_eq!(cache.get(std::future::pending()).await.unwrap().memory, 1);
+        assert_eq!(cache.get(std::future::pending()).await.unwrap().memory, 1);
+        assert_eq!(begin.elapsed(), PATIENCE, "one caller has waited");
+        tokio::time::advance(AGE).await;
+        assert_eq!(cache.get(async { Ok(with_memory(2)) }).await.unwrap().memory, 2);
+        cache.forget();
+        assert!(cache.get(std::future::pending()).await.is_err(), "it may be another engine");
+    }
 
     #[test]
     fn handlers_are_the_engines_runtimes() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::checkpoint::Checkpoints;
 use crate::creations::Creations;
 use crate::event_sender::EventSender;
-use crate::info::{Info, InfoCache};
+use crate::info::Info;
 use crate::layer_sizes::LayerSizes;
 use crate::logs::Logs;
 use crate::network::Network;
@@ -20,7 +20,6 @@ pub(crate) struct DockerRuntime {
     pub(crate) checkpoints: Checkpoints,
     pub(crate) creations: Creations,
     pub(crate) events: EventSender,
-    pub(crate) info: InfoCache,
     pub(crate) logs: Logs,
     pub(crate) sizes: LayerSizes,
 }
@@ -32,7 +31,6 @@ impl DockerRuntime {
             checkpoints: Checkpoints::new(&settings.root_dir),
             creations: Creations::default(),
             events: EventSender::default(),
-            info: InfoCache::default(),
             logs: Logs::default(),
             sizes: LayerSizes::default(),
             engine,
@@ -45,6 +43,6 @@ impl DockerRuntime {
     /// # Errors
     /// Of the engine.
     pub(crate) async fn info(&self) -> Result<Arc<Info>> {
-        self.info.get(&self.engine).await
+        self.engine.settings().await
     }
 }

@@ -221,9 +221,7 @@ impl Images {
     }
 
     async fn file_systems(&self) -> Result<ImageFsInfoResponse> {
-        let info = self.engine.info().await;
-        let info = info.map_err(|error| crate::Error::docker("read the engine's root", error))?;
-        let path = info.docker_root_dir.unwrap_or_default();
+        let path = self.engine.settings().await?.root_dir.clone();
         let files = match nix::sys::statvfs::statvfs(path.as_str()) {
             Ok(found) => found.files().saturating_sub(found.files_free()),
             Err(source) => return Err(Error::FileSystem { path, source }),
