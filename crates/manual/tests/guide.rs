@@ -210,7 +210,10 @@ fn read_by_make(words: &[String]) -> Checked {
         words.iter().skip(1).partition(|word| word.contains('='));
     let [target] = targets.as_slice() else { return Err(format!("not one target: {targets:?}")) };
     let makefile = fs::read_to_string(sources().join("Makefile")).unwrap();
-    if !makefile.lines().any(|line| line.starts_with(&format!("{target}: ## "))) {
+    let is_shown = |line: &str| {
+        line.strip_prefix(&format!("{target}:")).is_some_and(|rest| rest.contains("## "))
+    };
+    if !makefile.lines().any(is_shown) {
         return Err(format!("make help has no {target}"));
     }
     let given: Vec<&str> =
