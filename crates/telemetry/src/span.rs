@@ -18,8 +18,8 @@ pub enum Kind {
     Client,
 }
 
-/// Something that has begun and ends when this is dropped, unless it [has ended](Span::lasted) before. Spans of a tracer that is off, and of traces
-/// that are not sampled, are empty.
+/// Something that has begun and ends when this is dropped, unless it [has ended](Span::lasted) before.
+/// Spans of a tracer that is off, and of traces that are not sampled, are empty.
 #[derive(Debug, Default)]
 pub struct Span {
     context: Option<SpanContext>,
