@@ -10,7 +10,7 @@ export CARGO_INCREMENTAL ?= 0
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help build install uninstall deb tarball static static-test docs run test test-runtimes test-unit fuzz linearizability vm-test e2e-node vm-bench lint style fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
+.PHONY: help build install uninstall deb tarball static static-test docs run test test-runtimes test-unit fuzz linearizability vm-test vm-machines e2e-node vm-bench lint style fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-deployment bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -117,6 +117,15 @@ vm-test: ## run the cases that need cgroup v2 and systemd, in a virtual machine;
 	cargo build --workspace --bins
 	@scripts/vm/image.sh "$(CACHE)/vm"
 	@scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/debug"
+
+MACHINES ?= machine
+vm-machines: ## install packages on virtual machines, make them clusters, cut their power; MACHINES=filter of tests, PEERS=folder of upstream's programs
+	@scripts/install-deps.sh vm
+	@scripts/install-deps.sh deb
+	cargo build --workspace --bins
+	@scripts/vm/image.sh "$(CACHE)/vm"
+	LONGSHORE_VM_IMAGE="$(CACHE)/vm" $(if $(PEERS),LONGSHORE_PEERS="$(abspath $(PEERS))") \
+	cargo test --workspace --test machines -- --ignored --nocapture --test-threads=1 $(MACHINES)
 
 e2e-node: ## run upstream's node suite in the virtual machine; PEERS=folder of its programs, FOCUS=…, SKIP=…, COMPARE=0
 	@[ -n "$(PEERS)" ] || { echo "e2e-node: PEERS names the folder with e2e_node.test, ginkgo and etcd: see docs/testing.md"; exit 1; }
