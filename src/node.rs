@@ -55,8 +55,9 @@ use tracing::{info, warn};
 use self::environment::{Environment, Real};
 pub use self::error::Error;
 use self::parts::{
-    SetupEvents, acquire_lock, claim_gates, device_settings, known_pods, pod_gates,
-    release_stale_devices, report_manifest_errors, resize_rules, restart_delays, watch_manifests,
+    SetupEvents, acquire_lock, claim_gates, clear_network_leftovers, device_settings, known_pods,
+    pod_gates, release_stale_devices, report_manifest_errors, resize_rules, restart_delays,
+    watch_manifests,
 };
 pub use self::task_set::TaskError;
 use self::task_set::TaskSet;
@@ -280,6 +281,8 @@ async fn run_with(
     // returns when it is known which pods are gone
     let stale = release_stale_devices(devices.clone(), desired.clone(), observer.clone());
     tasks.spawn_finite("devices of removed pods", stale);
+    let leftovers = clear_network_leftovers(environment.network_leftovers(), observer.clone());
+    tasks.spawn_finite("network files of an earlier boot", leftovers);
     let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
     let system = SystemNames::new(&config);
     let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir, system);

@@ -12,6 +12,7 @@ use futures::future::BoxFuture;
 use kube::Client;
 use longshore_client::certificates::ClientCertificate;
 use longshore_client::{self as client, ClientError, Limits};
+use longshore_cni::Leftovers;
 use longshore_config::{Config, DOCKER_SCHEME};
 use longshore_cri::{InProcess, Options, Runtime};
 use longshore_cri_docker::Backend;
@@ -56,6 +57,9 @@ pub(super) trait Environment: Sync {
 
     /// Sets up what the node needs of its machine: the root directory, a shared mount, and kernel settings.
     fn prepare_machine(&self, config: &Config) -> Result<(), Error>;
+
+    /// Where files of CNI may be that a loss of power has left.
+    fn network_leftovers(&self) -> Leftovers;
 
     /// The addresses of the node. Empty: it has none yet.
     fn addresses<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Vec<IpAddr>>;
@@ -125,6 +129,10 @@ impl Environment for Real {
             applied?;
         }
         share_root(&config.root_dir).map_err(Error::RootDirectory)
+    }
+
+    fn network_leftovers(&self) -> Leftovers {
+        Leftovers::usual()
     }
 
     fn addresses<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Vec<IpAddr>> {

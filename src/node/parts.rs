@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::SignedDuration;
 use kube::Client;
 use longshore_client::events::{
     EventType, PodEventRecorder, Recorder, RecorderTask, node_reference,
 };
+use longshore_cni::Leftovers;
 use longshore_config::Config;
 use longshore_devices::Devices;
 use longshore_pod::backoff::{RESTART_BASE, RESTART_MAX};
@@ -22,7 +23,7 @@ use longshore_podstate::sources::{Invalid, Source, Update};
 use longshore_resources::managers;
 use longshore_runtime::Settings;
 use tokio::sync::mpsc;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::{Error, TaskSet};
 use crate::lock::Lock;
@@ -176,6 +177,39 @@ pub(super) async fn release_stale_devices(devices: Devices, desired: Desired, ob
     devices.retain(|uid| {
         desired.has(uid) || observer.pod(uid).is_some_and(|observed| !observed.is_gone())
     });
+}
+
+/// Removes what a loss of power has left in the files of CNI: pods of before could not end, and addresses would be taken.
+/// Once the runtime has said which sandboxes run.
+pub(super) async fn clear_network_leftovers(leftovers: Leftovers, observer: Observer) {
+    let mut relisted = observer.relisted();
+    if relisted.wait_for(|at| at.is_some()).await.is_err() {
+        return; // the daemon stops
+    }
+    let Some(boot) = boot_time() else {
+        return warn!(
+            "cannot tell when this machine was booted: files of CNI that a loss of power left stay"
+        );
+    };
+    let pods = observer.all();
+    let running = pods.iter().flat_map(|pod| &pod.sandboxes).filter(|sandbox| sandbox.ready);
+    let running: HashSet<String> = running.map(|sandbox| sandbox.id.clone()).collect();
+    let cleared = tokio::task::spawn_blocking(move || leftovers.clear(boot, &running)).await;
+    match cleared {
+        Ok(Ok(removed)) => {
+            for path in removed {
+                info!(path = %path.display(), "Removed a file of CNI that an earlier boot left");
+            }
+        }
+        Ok(Err(error)) => warn!(%error, "Cannot remove files of CNI that an earlier boot left"),
+        Err(error) => warn!(%error, "Files of CNI that an earlier boot left stay"),
+    }
+}
+
+/// Not while the kernel's clocks are unreadable.
+fn boot_time() -> Option<SystemTime> {
+    let uptime = nix::sys::sysinfo::sysinfo().ok()?.uptime();
+    SystemTime::now().checked_sub(uptime)
 }
 
 /// Starts the configured sources of static pods.

@@ -58,6 +58,10 @@ impl Environment for InMemory {
         Ok(self.api.clone().map(connect))
     }
 
+    fn network_leftovers(&self) -> longshore_cni::Leftovers {
+        longshore_cni::Leftovers::default()
+    }
+
     fn prepare_machine(&self, _: &Config) -> Result<(), Error> {
         match self.fails {
             true => Err(Error::RootDirectory(longshore_volumes::Error::Interrupted)),

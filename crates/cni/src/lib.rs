@@ -11,6 +11,7 @@
 mod attachment;
 mod cache;
 mod error;
+mod leftovers;
 mod network;
 mod plugin;
 mod result;
@@ -26,6 +27,7 @@ use serde_json::{Value, json};
 pub use attachment::Attachment;
 pub use cache::Cached;
 pub use error::{Error, Result};
+pub use leftovers::Leftovers;
 pub use network::Network;
 pub use result::addresses;
 
