@@ -14,7 +14,7 @@ const RUNTIME: Duration = Duration::from_secs(10);
 /// A tree of cgroups is read to this depth.
 const DEPTH: usize = 64;
 /// The drop-in of logind that a kubelet with graceful shutdown writes.
-const LOGIND: &str = "/etc/systemd/logind.conf.d/99-kubelet.conf";
+pub(crate) const LOGIND: &str = "/etc/systemd/logind.conf.d/99-kubelet.conf";
 /// Links to the logs of containers.
 const CONTAINER_LOGS: &str = "/var/log/containers";
 

@@ -6,7 +6,7 @@ mod facts;
 mod plan;
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -127,7 +127,9 @@ async fn carry_out(plan: &Plan, paths: &Paths, facts: &Facts) -> Vec<Error> {
         };
         failures.extend(done.err());
     }
-    for dir in [paths.manifests(), paths.kubernetes(), paths.cni_addresses()] {
+    let logind = Path::new(facts::LOGIND).parent().filter(|_| paths.is_machine());
+    let dirs = [paths.manifests(), paths.kubernetes(), paths.cni_addresses()];
+    for dir in dirs.iter().map(PathBuf::as_path).chain(logind) {
         // What others have in it keeps it.
         let _ = std::fs::remove_dir(dir);
     }
