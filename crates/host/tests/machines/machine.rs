@@ -21,7 +21,7 @@ impl Workshop {
     /// With packages of the programs that were built.
     pub(crate) fn new(test: &str) -> Self {
         let image = std::env::var_os("LONGSHORE_VM_IMAGE").expect(
-            "LONGSHORE_VM_IMAGE names the folder that scripts/vm/image.sh has filled: `make vm-test` sets it",
+            "LONGSHORE_VM_IMAGE names the folder that scripts/vm/image.sh has filled: `make vm-machines` sets it",
         );
         // Kept when the test fails.
         let folder = std::env::temp_dir().join(format!("longshore-vm-{test}"));

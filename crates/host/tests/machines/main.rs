@@ -1,5 +1,5 @@
 //! Longshore as a service of real machines: virtual ones with systemd and cgroup v2, on which Debian's packages are
-//! installed. `make vm-test` runs these tests; each says on stderr how long its steps took.
+//! installed. `make vm-machines` runs these tests; each says on stderr how long its steps took.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

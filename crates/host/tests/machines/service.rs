@@ -193,7 +193,7 @@ async fn installs_under_load(
 }
 
 #[tokio::test]
-#[ignore = "boots a virtual machine: `make vm-test` runs it"]
+#[ignore = "boots a virtual machine: `make vm-machines` runs it"]
 async fn machine_is_a_cluster_until_it_is_uninstalled() {
     let workshop = Workshop::new("service").with_packages();
     repack(&workshop, "99.0-1").await;
@@ -303,7 +303,7 @@ async fn machine_is_a_cluster_until_it_is_uninstalled() {
 }
 
 #[tokio::test]
-#[ignore = "boots two virtual machines: `make vm-test` runs it"]
+#[ignore = "boots two virtual machines: `make vm-machines` runs it"]
 async fn machines_are_a_cluster_and_one_loses_its_power() {
     let workshop = Workshop::new("join").with_packages();
     let step = Step::new("boot, up and join");
