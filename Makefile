@@ -119,12 +119,12 @@ vm-test: ## run the cases that need cgroup v2 and systemd, in a virtual machine;
 	@scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/debug"
 
 MACHINES ?= machine
-vm-machines: ## install packages on virtual machines, make them clusters, cut their power; MACHINES=filter of tests, PEERS=folder of upstream's programs
+vm-machines: ## install packages on virtual machines, make them clusters, cut their power; MACHINES=filter of tests
 	@scripts/install-deps.sh vm
 	@scripts/install-deps.sh deb
 	cargo build --workspace --bins
 	@scripts/vm/image.sh "$(CACHE)/vm"
-	LONGSHORE_VM_IMAGE="$(CACHE)/vm" $(if $(PEERS),LONGSHORE_PEERS="$(abspath $(PEERS))") \
+	LONGSHORE_VM_IMAGE="$(CACHE)/vm" \
 	cargo test --workspace --test machines -- --ignored --nocapture --test-threads=1 $(MACHINES)
 
 e2e-node: ## run upstream's node suite in the virtual machine; PEERS=folder of its programs, FOCUS=…, SKIP=…, COMPARE=0

@@ -25,7 +25,7 @@ pub struct Leftovers {
 }
 
 impl Leftovers {
-    /// Where libcni, CRI-O and Docker's shims keep results, and host-local leases, unless they are told otherwise.
+    /// Where libcni, CRI-O and Docker's shims keep results, and host-local leases, unless configured otherwise.
     #[must_use]
     pub fn usual() -> Self {
         Self {

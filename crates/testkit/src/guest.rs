@@ -2,10 +2,10 @@
 //!
 //! The guest is the Debian that `scripts/vm/image.sh` makes, emulated by qemu. Two network interfaces reach nothing
 //! but this machine: one forwards a port of 127.0.0.1 to the guest's apiserver, the other joins two guests.
-use std::fs::{self, File};
+use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use base64::Engine;
@@ -15,12 +15,15 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::command;
+use crate::daemon::{self, Daemon};
 use crate::error::{AtPath, Error, Result};
 
 /// Emulated, Debian boots in a minute; on a machine that is busy it takes some.
 const BOOT: Duration = Duration::from_secs(600);
 /// The port of the guest's apiserver.
 const APISERVER: u16 = 6443;
+/// Prints which boot this is.
+const BOOT_ID: &str = "cat /proc/sys/kernel/random/boot_id";
 /// The network that joins guests: this, and a guest's number.
 const NETWORK: &str = "198.18.7";
 
@@ -33,7 +36,7 @@ pub struct GuestOptions<'a> {
     pub name: &'a str,
     /// 1 or 2: the last part of its address.
     pub number: u8,
-    /// A folder that the guest finds as `/payload`, unless it is changed later; `run.sh` is added.
+    /// A folder whose content the guest has as `/payload`; its `run.sh` is `scripts/vm/agent.sh`.
     pub payload: &'a Path,
     /// Where disks, sockets and the console are; those of two guests that are joined are in one.
     pub folder: &'a Path,
@@ -49,21 +52,21 @@ pub struct Guest {
     folder: PathBuf,
     arguments: Vec<String>,
     apiserver: u16,
-    power: Option<Power>,
+    running: Option<Running>,
 }
 
 /// What there is while a guest runs.
 #[derive(Debug)]
-struct Power {
-    qemu: Child,
+struct Running {
+    qemu: Daemon,
     replies: Lines<BufReader<OwnedReadHalf>>,
     requests: OwnedWriteHalf,
     sent: u64,
 }
 
-/// What a command in the guest has said.
+/// The result of a command in the guest.
 #[derive(Debug, Clone)]
-pub struct Said {
+pub struct CommandOutput {
     /// Its exit code.
     pub code: i32,
     /// Its stdout and stderr.
@@ -80,17 +83,18 @@ impl Guest {
         let path = |kind: &str| folder.join(format!("{}.{kind}", options.name));
         let disk = path("disk");
         // Sparse, so that only what is written takes room.
-        run(Command::new("cp")
-            .arg("--sparse=always")
-            .arg(options.image.join("root.img"))
-            .arg(&disk))?;
+        let mut copy = Command::new("cp");
+        copy.arg("--sparse=always").arg(options.image.join("root.img")).arg(&disk);
+        command::run(copy)?;
         let payload = path("payload");
         let size = folder_size(options.payload)? / (1 << 20);
-        run(Command::new("mke2fs")
+        let mut format = Command::new("mke2fs");
+        format
             .args(["-q", "-t", "ext4", "-d"])
             .arg(options.payload)
             .arg(&payload)
-            .arg(format!("{}M", size + size / 4 + 16)))?;
+            .arg(format!("{}M", size + size / 4 + 16));
+        command::run(format)?;
         let apiserver = free_port()?;
         let (here, there) = (options.number, 3 - options.number.clamp(1, 2));
         let lan = |number: u8| folder.join(format!("lan{number}")).display().to_string();
@@ -135,10 +139,10 @@ impl Guest {
             folder: options.folder.to_owned(),
             arguments,
             apiserver,
-            power: None,
+            running: None,
         };
         guest.power_on().await?;
-        guest.set_up_network().await?;
+        guest.set_up().await?;
         Ok(guest)
     }
 
@@ -166,49 +170,33 @@ impl Guest {
     /// When qemu cannot be started or the guest does not answer.
     pub async fn power_on(&mut self) -> Result<()> {
         let log = self.folder.join(format!("{}.qemu", self.name));
-        let out = File::options().create(true).append(true).open(&log).at(&log)?;
-        let err = out.try_clone().at(&log)?;
         let agent = self.folder.join(format!("{}.agent", self.name));
         let _ = fs::remove_file(&agent);
         // A test that is killed leaves no machine behind.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "qemu-system-x86_64"]).args(&self.arguments);
-        command.stdin(Stdio::null()).stdout(out).stderr(err);
-        let mut qemu = command.spawn().map_err(|e| Error::Command {
-            command: command::line_of(&command),
-            message: command::start_failure(&command, &e),
-        })?;
+        let mut qemu = Daemon::start("qemu", command, &log)?;
         let connected = crate::wait_until(Duration::from_secs(30), "qemu's socket", async || {
             UnixStream::connect(&agent).await
         })
         .await;
-        let stream = match (connected, qemu.try_wait().at(&log)?) {
-            (Ok(stream), None) => stream,
-            (connected, ended) => {
-                let _ = qemu.kill();
-                let _ = qemu.wait();
-                let tail = fs::read_to_string(&log).unwrap_or_default();
-                let status =
-                    ended.map_or_else(|| "no socket".to_owned(), |status| status.to_string());
-                connected?;
-                return Err(Error::Ended { name: "qemu".to_owned(), status, tail });
-            }
-        };
+        qemu.check_running()?;
+        let stream = connected?;
         let (read, requests) = stream.into_split();
-        self.power = Some(Power { qemu, replies: BufReader::new(read).lines(), requests, sent: 0 });
-        self.until_up(None).await.map(drop)
+        self.running =
+            Some(Running { qemu, replies: BufReader::new(read).lines(), requests, sent: 0 });
+        self.until_up(None).await
     }
 
-    /// Waits until commands are run, by another boot than `before`; the id of the boot.
-    async fn until_up(&mut self, before: Option<&str>) -> Result<String> {
+    /// Waits until commands are run, by another boot than `before`.
+    async fn until_up(&mut self, before: Option<&str>) -> Result<()> {
         let deadline = tokio::time::Instant::now() + BOOT;
         let mut last = String::new();
         while tokio::time::Instant::now() < deadline {
-            let asked =
-                self.ask("cat /proc/sys/kernel/random/boot_id", Duration::from_secs(5)).await;
+            let asked = self.ask(BOOT_ID, Duration::from_secs(5)).await;
             match asked {
-                Ok(Said { code: 0, output }) if before != Some(output.trim()) => {
-                    return Ok(output.trim().to_owned());
+                Ok(CommandOutput { code: 0, output }) if before != Some(output.trim()) => {
+                    return Ok(());
                 }
                 Ok(said) => {
                     last = format!(": {said:?}");
@@ -221,16 +209,8 @@ impl Guest {
         Err(Error::Timeout { what: format!("{} to boot", self.name), after: BOOT, last })
     }
 
-    /// Which boot this is.
-    ///
-    /// # Errors
-    /// When the guest does not answer.
-    pub async fn boot_id(&mut self) -> Result<String> {
-        self.run("cat /proc/sys/kernel/random/boot_id").await.map(|id| id.trim().to_owned())
-    }
-
     /// Gives the machine its name, its interfaces their addresses and its journal a way out, for this boot and the next.
-    async fn set_up_network(&mut self) -> Result<()> {
+    async fn set_up(&mut self) -> Result<()> {
         let number = self.number;
         self.run(&format!(
             "hostnamectl set-hostname {name} 2>/dev/null || {{ echo {name} >/etc/hostname; hostname {name}; }}
@@ -272,17 +252,16 @@ impl Guest {
     ///
     /// # Errors
     /// When the guest is off or does not answer in time: the command may still run then.
-    pub async fn ask(&mut self, script: &str, timeout: Duration) -> Result<Said> {
+    pub async fn ask(&mut self, script: &str, timeout: Duration) -> Result<CommandOutput> {
         let name = self.name.clone();
-        let Some(power) = &mut self.power else {
+        let Some(running) = &mut self.running else {
             return Err(Error::Machine(format!("{name} is off")));
         };
-        let answered = tokio::time::timeout(timeout, power.ask(script)).await;
+        let answered = tokio::time::timeout(timeout, running.ask(script)).await;
         match answered {
             Ok(Ok(said)) => Ok(said),
-            Ok(Err(error)) => {
-                let status =
-                    power.qemu.try_wait().ok().flatten().map_or(error, |status| status.to_string());
+            Ok(Err(status)) => {
+                running.qemu.check_running()?;
                 Err(Error::Ended { name, status, tail: console_tail(&self.console()) })
             }
             Err(_) => Err(Error::Timeout {
@@ -298,9 +277,8 @@ impl Guest {
     /// # Errors
     /// When qemu cannot be killed.
     pub fn cut_power(&mut self) -> Result<()> {
-        if let Some(mut power) = self.power.take() {
-            power.qemu.kill().at(self.console())?;
-            power.qemu.wait().at(self.console())?;
+        if let Some(mut running) = self.running.take() {
+            running.qemu.kill()?;
         }
         Ok(())
     }
@@ -310,31 +288,32 @@ impl Guest {
     /// # Errors
     /// When the guest does not answer.
     pub async fn reboot(&mut self) -> Result<()> {
-        let before = self.boot_id().await?;
+        let before = self.run(BOOT_ID).await?;
         self.run("systemctl reboot --no-block").await?;
-        self.until_up(Some(&before)).await.map(drop)
+        self.until_up(Some(before.trim())).await
     }
 
-    /// Waits until a guest that was told to is off.
+    /// Waits until a guest that powers off is off.
     ///
     /// # Errors
     /// When it is not in time.
     pub async fn until_off(&mut self, timeout: Duration) -> Result<()> {
         let console = self.console();
-        let Some(power) = &mut self.power else { return Ok(()) };
-        crate::wait_until(timeout, "the guest to be off", async || match power.qemu.try_wait() {
-            Ok(Some(_)) => Ok(()),
-            Ok(None) => Err(console_tail(&console)),
-            Err(error) => Err(error.to_string()),
+        let Some(running) = &mut self.running else { return Ok(()) };
+        crate::wait_until(timeout, "the guest to be off", async || {
+            match running.qemu.check_running() {
+                Err(_) => Ok(()),
+                Ok(()) => Err(console_tail(&console)),
+            }
         })
         .await?;
-        self.power = None;
+        self.running = None;
         Ok(())
     }
 }
 
-impl Power {
-    async fn ask(&mut self, script: &str) -> std::result::Result<Said, String> {
+impl Running {
+    async fn ask(&mut self, script: &str) -> std::result::Result<CommandOutput, String> {
         self.sent += 1;
         // Unlike any that an earlier boot may still answer.
         let id = self.sent.to_string();
@@ -352,31 +331,16 @@ impl Power {
             let (Some(code), Ok(output)) = (code, output) else {
                 return Err(format!("an answer that is none: {line}"));
             };
-            return Ok(Said { code, output: String::from_utf8_lossy(&output).into_owned() });
+            return Ok(CommandOutput {
+                code,
+                output: String::from_utf8_lossy(&output).into_owned(),
+            });
         }
     }
 }
 
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let _ = self.cut_power();
-    }
-}
-
 fn console_tail(console: &Path) -> String {
-    crate::daemon::tail_of(&String::from_utf8_lossy(&fs::read(console).unwrap_or_default()), 10)
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let output = command.output().map_err(|e| Error::Command {
-        command: command::line_of(command),
-        message: command::start_failure(command, &e),
-    })?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(Error::Command { command: command::line_of(command), message })
+    daemon::tail_of(&String::from_utf8_lossy(&fs::read(console).unwrap_or_default()), 10)
 }
 
 /// A port that no one listens on. Someone may take it before qemu does; then qemu says so.

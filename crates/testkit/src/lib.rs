@@ -48,7 +48,7 @@ pub use daemon::Daemon;
 pub use dns::Dns;
 pub use docker::{Docker, DockerOptions};
 pub use error::{Error, Result};
-pub use guest::{Guest, GuestOptions, Said};
+pub use guest::{CommandOutput, Guest, GuestOptions};
 pub use host::{Host, log_tails, sweep_abandoned};
 pub use image::{BUSYBOX, Image, ImageBuilder, PAUSE};
 pub use kube_proxy::{KubeProxy, kube_proxy_configuration};

@@ -9,7 +9,8 @@ use kube::api::{Api, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt};
 use longshore_testkit::{BUSYBOX, Guest, wait_until};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::machine::TIMEOUT;
 
@@ -37,20 +38,22 @@ fn said(error: impl Debug) -> String {
     format!("{error:?}")
 }
 
-/// Whether a condition of an object says yes.
-fn is_true(conditions: &Value, kind: &str) -> bool {
-    conditions.as_array().into_iter().flatten().any(|c| c["type"] == kind && c["status"] == "True")
+/// Whether the conditions of a node or a pod say that it is Ready.
+pub(crate) fn is_ready(conditions: &impl Serialize) -> bool {
+    let conditions = json!(conditions);
+    let mut all = conditions.as_array().into_iter().flatten();
+    all.any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
 /// Waits until a node is Ready, or is not.
-pub(crate) async fn until_node(client: &Client, name: &str, ready: bool) -> Node {
+pub(crate) async fn until_node(client: &Client, name: &str, ready: bool) {
     let nodes: Api<Node> = Api::all(client.clone());
     until(&format!("node {name} to be Ready: {ready}"), async || {
         let node = nodes.get(name).await.map_err(said)?;
-        let conditions = json!(node.status.as_ref().and_then(|status| status.conditions.as_ref()));
-        if is_true(&conditions, "Ready") == ready { Ok(node) } else { Err(conditions.to_string()) }
+        let conditions = node.status.and_then(|status| status.conditions);
+        if is_ready(&conditions) == ready { Ok(()) } else { Err(said(conditions)) }
     })
-    .await
+    .await;
 }
 
 /// A server of the word `served`, in several pods behind a service, whose address is the result.
@@ -112,7 +115,7 @@ pub(crate) async fn until_served(client: &Client, name: &str, replicas: i32) {
 
 /// What must not change for a pod while the programs under it do.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Life {
+pub(crate) struct PodState {
     /// Ids and restarts of its containers.
     containers: Vec<(String, i32)>,
     /// Its address.
@@ -121,13 +124,13 @@ pub(crate) struct Life {
     ready: Option<String>,
 }
 
-/// The lives of all pods that run, by name and uid.
-pub(crate) async fn lives(client: &Client) -> BTreeMap<String, Life> {
+/// The states of all pods that run, by name and uid.
+pub(crate) async fn pod_states(client: &Client) -> BTreeMap<String, PodState> {
     let pods: Api<Pod> = Api::all(client.clone());
     let all =
         until("the list of pods", async || pods.list(&ListParams::default()).await.map_err(said))
             .await;
-    let lives =
+    let pod_states =
         all.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).map(|pod| {
             let name = format!("{} {}", pod.name_any(), pod.uid().unwrap_or_default());
             let status = pod.status.unwrap_or_default();
@@ -136,7 +139,7 @@ pub(crate) async fn lives(client: &Client) -> BTreeMap<String, Life> {
                 .into_iter()
                 .flatten()
                 .find(|c| c.type_ == "Ready" && c.status == "True");
-            let life = Life {
+            let state = PodState {
                 containers: status
                     .container_statuses
                     .into_iter()
@@ -146,9 +149,9 @@ pub(crate) async fn lives(client: &Client) -> BTreeMap<String, Life> {
                 address: status.pod_ip,
                 ready: ready.and_then(|c| c.last_transition_time).map(|time| time.0.to_string()),
             };
-            (name, life)
+            (name, state)
         });
-    lives.collect()
+    pod_states.collect()
 }
 
 /// Starts to ask a service ten times a second, on a guest.

@@ -10,15 +10,15 @@ use longshore_testkit::{Guest, GuestOptions, Image, program};
 /// Enough for anything that a machine under emulation has to do.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What a test makes machines of.
-pub(crate) struct Workshop {
+/// The files of a test's machines.
+pub(crate) struct Fixture {
     folder: PathBuf,
     payload: PathBuf,
     image: PathBuf,
 }
 
-impl Workshop {
-    /// With packages of the programs that were built.
+impl Fixture {
+    /// With Debian packages of the programs that were built.
     pub(crate) fn new(test: &str) -> Self {
         let image = std::env::var_os("LONGSHORE_VM_IMAGE").expect(
             "LONGSHORE_VM_IMAGE names the folder that scripts/vm/image.sh has filled: `make vm-machines` sets it",
@@ -34,23 +34,17 @@ impl Workshop {
             .unwrap();
         Image::pause().unwrap().write(&payload.join("pause.tar")).unwrap();
         Image::busybox().unwrap().write(&payload.join("busybox.tar")).unwrap();
-        Self { folder, payload, image: image.into() }
-    }
-
-    /// Adds Debian packages of the programs that were built.
-    pub(crate) fn with_packages(self) -> Self {
         let programs = program("longshore").expect("longshore is built");
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let packed = Command::new(sources.join("scripts/package.sh"))
             .arg("deb")
             .arg(programs.parent().unwrap())
-            .arg(&self.payload)
-            // Time under emulation is worth more than room.
+            .arg(&payload)
+            // Time under emulation is worth more than space.
             .env("DEB_COMPRESSION", "-Znone")
             .output()
             .unwrap();
         assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
-        self
+        Self { folder, payload, image: image.into() }
     }
 
     /// The folder that guests have as `/payload`.
@@ -81,7 +75,7 @@ impl Workshop {
     }
 }
 
-impl Drop for Workshop {
+impl Drop for Fixture {
     /// Of a test that failed, what machines have said is kept.
     fn drop(&mut self) {
         if !std::thread::panicking() {

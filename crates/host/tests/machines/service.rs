@@ -1,6 +1,6 @@
 //! One machine as a cluster, from the packages' installation to their removal, and two machines as one cluster.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -10,10 +10,10 @@ use longshore_testkit::{BUSYBOX, Guest};
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    Life, assert_load_was_served, client, lives, serve, start_load, until, until_node,
-    until_nothing_is_stale, until_served,
+    PodState, assert_load_was_served, client, is_ready, pod_states, serve, start_load, until,
+    until_node, until_nothing_is_stale, until_served,
 };
-use crate::machine::{Step, TIMEOUT, Workshop};
+use crate::machine::{Fixture, Step, TIMEOUT};
 
 /// What a machine that is a cluster runs.
 const UNITS: [&str; 5] = [
@@ -159,7 +159,7 @@ async fn until_back(guest: &mut Guest, client: &Client, node: &str) {
 }
 
 /// The same packages under another version.
-async fn repack(workshop: &Workshop, version: &str) {
+async fn repack(fixture: &Fixture, version: &str) {
     let script = format!(
         "cd '{}' && mkdir -p {version} && for package in *.deb; do
              dpkg-deb --raw-extract $package tree
@@ -167,7 +167,7 @@ async fn repack(workshop: &Workshop, version: &str) {
              dpkg-deb --root-owner-group -Znone --build tree {version}/$package >/dev/null
              rm -r tree
          done",
-        workshop.payload().display()
+        fixture.payload().display()
     );
     let done = tokio::process::Command::new("sh").arg("-ec").arg(script).output().await.unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -178,7 +178,7 @@ async fn installs_under_load(
     guest: &mut Guest,
     client: &Client,
     version: &str,
-    before: &std::collections::BTreeMap<String, Life>,
+    before: &BTreeMap<String, PodState>,
 ) {
     let main = "systemctl show --value --property MainPID longshore longshore-apiserver";
     let processes = guest.run(main).await.unwrap();
@@ -189,17 +189,17 @@ async fn installs_under_load(
         assert_ne!(old, new, "restarted");
     }
     until_node(client, "one", true).await;
-    assert_eq!(&lives(client).await, before, "version {version}");
+    assert_eq!(&pod_states(client).await, before, "version {version}");
 }
 
 #[tokio::test]
 #[ignore = "boots a virtual machine: `make vm-machines` runs it"]
 async fn machine_is_a_cluster_until_it_is_uninstalled() {
-    let workshop = Workshop::new("service").with_packages();
-    repack(&workshop, "99.0-1").await;
-    repack(&workshop, "98.0-1").await;
+    let fixture = Fixture::new("service");
+    repack(&fixture, "99.0-1").await;
+    repack(&fixture, "98.0-1").await;
     let step = Step::new("boot");
-    let guest = &mut workshop.machine("one", 1).await;
+    let guest = &mut fixture.machine("one", 1).await;
     drop(step);
 
     let step = Step::new("install, check, up");
@@ -224,7 +224,7 @@ async fn machine_is_a_cluster_until_it_is_uninstalled() {
     drop(step);
 
     let step = Step::new("upgrade, and back, under load");
-    let before = lives(client).await;
+    let before = pod_states(client).await;
     start_load(guest, &address).await;
     installs_under_load(guest, client, "99.0-1", &before).await;
     installs_under_load(guest, client, "98.0-1", &before).await;
@@ -247,7 +247,7 @@ async fn machine_is_a_cluster_until_it_is_uninstalled() {
     }
     until_node(client, "one", true).await;
     assert_load_was_served(guest).await;
-    assert_eq!(lives(client).await, before, "killed");
+    assert_eq!(pod_states(client).await, before, "killed");
     drop(step);
 
     let step = Step::new("reboot");
@@ -305,9 +305,9 @@ async fn machine_is_a_cluster_until_it_is_uninstalled() {
 #[tokio::test]
 #[ignore = "boots two virtual machines: `make vm-machines` runs it"]
 async fn machines_are_a_cluster_and_one_loses_its_power() {
-    let workshop = Workshop::new("join").with_packages();
+    let fixture = Fixture::new("join");
     let step = Step::new("boot, up and join");
-    let one = &mut workshop.machine("one", 1).await;
+    let one = &mut fixture.machine("one", 1).await;
     install(one).await;
     let said = one.run("longshore up").await.unwrap();
     let join = said
@@ -315,7 +315,7 @@ async fn machines_are_a_cluster_and_one_loses_its_power() {
         .find(|line| line.trim().starts_with("longshore join"))
         .expect("the line")
         .trim();
-    let two = &mut workshop.machine("two", 2).await;
+    let two = &mut fixture.machine("two", 2).await;
     // A node needs the one package.
     two.run("dpkg --install longshore_*.deb").await.unwrap();
     let refused = two.ask(&join.replace("sha256:", "sha256:00"), TIMEOUT).await.unwrap();
@@ -357,13 +357,7 @@ async fn machines_are_a_cluster_and_one_loses_its_power() {
             pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some("one")
         });
         let ready = of_one.filter(|pod| {
-            let conditions =
-                json!(pod.status.as_ref().and_then(|status| status.conditions.as_ref()));
-            conditions
-                .as_array()
-                .into_iter()
-                .flatten()
-                .any(|c| c["type"] == "Ready" && c["status"] == "True")
+            is_ready(&pod.status.as_ref().and_then(|status| status.conditions.as_ref()))
         });
         match ready.count() {
             2 => Ok(()),
