@@ -118,13 +118,15 @@ vm-test: ## run the cases that need cgroup v2 and systemd, in a virtual machine;
 	@scripts/vm/image.sh "$(CACHE)/vm"
 	@scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/debug"
 
-MACHINES ?= machine
-vm-machines: ## install packages on virtual machines, make them clusters, cut their power; MACHINES=filter of tests
+# Those of swap:: need upstream's programs.
+MACHINES ?= $(if $(PEERS),,service::)
+vm-machines: ## make virtual machines clusters, cut their power, swap kubelets (PEERS=folder of upstream's); MACHINES=filter of tests
 	@scripts/install-deps.sh vm
 	@scripts/install-deps.sh deb
+	$(if $(PEERS),@scripts/fetch-packages.sh "$(CACHE)/docker" trixie docker.io docker-cli)
 	cargo build --workspace --bins
 	@scripts/vm/image.sh "$(CACHE)/vm"
-	LONGSHORE_VM_IMAGE="$(CACHE)/vm" \
+	LONGSHORE_VM_IMAGE="$(CACHE)/vm" PEERS="$(abspath $(PEERS))" DOCKER="$(CACHE)/docker" \
 	cargo test --workspace --test machines -- --ignored --nocapture --test-threads=1 $(MACHINES)
 
 e2e-node: ## run upstream's node suite in the virtual machine; PEERS=folder of its programs, FOCUS=…, SKIP=…, COMPARE=0

@@ -87,11 +87,11 @@ pub fn connect(endpoint: &str, timeout: Duration) -> Result<Engine> {
         info: InfoCache::default(),
     };
     let facts = Arc::new(facts);
-    let transport = Transport { socket: path.into(), api: Arc::clone(&facts.api) };
+    let transport = Transport::new(path.into(), Arc::clone(&facts.api));
     let oldest = ClientVersion { major_version: 1, minor_version: OLDEST as usize };
     // What the host is called does not matter: the transport knows the socket.
     let docker = Docker::connect_with_custom_transport(
-        move |request| transport.clone().send(request),
+        move |request| transport.send(request),
         Some("http://docker"),
         timeout.as_secs(),
         &oldest,

@@ -4,6 +4,7 @@
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
+mod authority;
 mod call;
 mod connection;
 mod endpoint;

@@ -10,6 +10,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::UnixListener;
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::authority::Tolerant;
+
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A running server; it and its connections end when it is dropped.
@@ -39,7 +41,7 @@ impl Server {
                 while connections.try_join_next().is_some() {}
                 connections.spawn(
                     http2::Builder::new(TokioExecutor::new())
-                        .serve_connection(TokioIo::new(stream), service.clone()),
+                        .serve_connection(TokioIo::new(Tolerant::new(stream)), service.clone()),
                 );
             }
         }))

@@ -71,6 +71,8 @@ pub fn kubelet_configuration(dns: Ipv4Addr, domain: &str) -> Value {
             "x509": {"clientCAFile": "/etc/kubernetes/pki/ca.crt"},
         },
         "authorization": {"mode": "Webhook"},
+        // As kubeadm has it, for machines that it lets join. Those of `longshore join` take their runtime's.
+        "cgroupDriver": "systemd",
         "clusterDNS": [dns],
         "clusterDomain": domain,
         "rotateCertificates": true,

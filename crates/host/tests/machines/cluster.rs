@@ -186,7 +186,12 @@ pub(crate) async fn assert_load_was_served(guest: &mut Guest) {
 
 /// Waits until a machine has sandboxes, addresses and mounts of the pods that are, and no other. Those that have ended
 /// keep their sandbox, and no address; a dead container that is kept for its log keeps an earlier sandbox.
-pub(crate) async fn until_nothing_is_stale(guest: &mut Guest, client: &Client, node: &str) {
+pub(crate) async fn until_nothing_is_stale(
+    guest: &mut Guest,
+    client: &Client,
+    node: &str,
+    list_sandboxes: &str,
+) {
     let pods: Api<Pod> = Api::all(client.clone());
     until("what is left of pods that are gone", async || {
         let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
@@ -195,12 +200,10 @@ pub(crate) async fn until_nothing_is_stale(guest: &mut Guest, client: &Client, n
         uids.sort();
         let found = guest
             .run(
-                "for id in $(ctr -n k8s.io containers ls -q 'labels.\"io.cri-containerd.kind\"==sandbox'); do
-                     ctr -n k8s.io containers info $id | sed -nE 's/.*\"io.kubernetes.pod.uid\": \"([^\"]*)\".*/\\1/p'
-                 done | sort -u | xargs
+                &format!("{list_sandboxes}
                  find /var/lib/cni/networks -name '10.*' | wc -l
-                 find /var/lib/kubelet/pods -mindepth 1 -maxdepth 1 -printf '%f ' | tr ' ' '\\n' | sort | xargs
-                 sed -n 's|.* /var/lib/kubelet/pods/\\([^/]*\\)/.*|\\1|p' /proc/mounts | sort -u | xargs",
+                 find /var/lib/kubelet/pods -mindepth 1 -maxdepth 1 -printf '%f\\n' | sort | xargs
+                 sed -n 's|.* /var/lib/kubelet/pods/\\([^/]*\\)/.*|\\1|p' /proc/mounts | sort -u | xargs"),
             )
             .await
             .map_err(said)?;

@@ -54,15 +54,7 @@ impl Fixture {
 
     /// Boots a machine on which containers can run.
     pub(crate) async fn machine(&self, name: &str, number: u8) -> Guest {
-        let options = GuestOptions {
-            image: &self.image,
-            name,
-            number,
-            payload: &self.payload,
-            folder: &self.folder,
-            memory: 3072,
-        };
-        let mut guest = Guest::boot(&options).await.unwrap();
+        let mut guest = self.bare_machine(name, number).await;
         guest
             .run(
                 "install -D -m 644 containerd.toml /etc/containerd/config.toml
@@ -72,6 +64,19 @@ impl Fixture {
             .await
             .unwrap();
         guest
+    }
+
+    /// Boots a machine that has no more than the payload.
+    pub(crate) async fn bare_machine(&self, name: &str, number: u8) -> Guest {
+        let options = GuestOptions {
+            image: &self.image,
+            name,
+            number,
+            payload: &self.payload,
+            folder: &self.folder,
+            memory: 3072,
+        };
+        Guest::boot(&options).await.unwrap()
     }
 }
 

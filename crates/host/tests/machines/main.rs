@@ -11,3 +11,5 @@
 mod cluster;
 mod machine;
 mod service;
+mod swap;
+mod upstream;

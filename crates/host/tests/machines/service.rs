@@ -14,6 +14,7 @@ use crate::cluster::{
     until_node, until_nothing_is_stale, until_served,
 };
 use crate::machine::{Fixture, Step, TIMEOUT};
+use crate::upstream::Runtime;
 
 /// What a machine that is a cluster runs.
 const UNITS: [&str; 5] = [
@@ -155,7 +156,7 @@ async fn until_back(guest: &mut Guest, client: &Client, node: &str) {
     until_units_run(guest, &UNITS).await;
     until_node(client, node, true).await;
     until_served(client, "web", 2).await;
-    until_nothing_is_stale(guest, client, node).await;
+    until_nothing_is_stale(guest, client, node, Runtime::Containerd.list_sandboxes()).await;
 }
 
 /// The same packages under another version.
@@ -371,8 +372,8 @@ async fn machines_are_a_cluster_and_one_loses_its_power() {
     two.power_on().await.unwrap();
     until_node(client, "two", true).await;
     until_served(client, "web", 2).await;
-    until_nothing_is_stale(two, client, "two").await;
-    until_nothing_is_stale(one, client, "one").await;
+    until_nothing_is_stale(two, client, "two", Runtime::Containerd.list_sandboxes()).await;
+    until_nothing_is_stale(one, client, "one", Runtime::Containerd.list_sandboxes()).await;
     start_load(two, &address).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_load_was_served(two).await;
