@@ -346,6 +346,9 @@ impl State {
                 },
             };
             entry.update_written(&object);
+            if spec::is_static(&entry.pod) {
+                keep_times(&mut entry.wanted, &entry.written);
+            }
             if entry.is_written() && !entry.finish {
                 entry.since = None; // written by another client
                 continue;
@@ -384,6 +387,21 @@ impl Entry {
             self.written = object.status.clone().unwrap_or_default();
             self.written_uid = spec::uid(object).to_owned();
             self.written_version = version(object);
+        }
+    }
+}
+
+/// Takes over the times of what is as it was reported. A static pod has no status of its own: after a restart of the
+/// daemon it has one anew, as if its containers had just become ready, while its mirror pod knows since when they are.
+fn keep_times(status: &mut PodStatus, reported: &PodStatus) {
+    if reported.start_time.is_some() {
+        status.start_time.clone_from(&reported.start_time);
+    }
+    for condition in status.conditions.iter_mut().flatten() {
+        let mut before = reported.conditions.iter().flatten();
+        let before = before.find(|c| c.type_ == condition.type_ && c.status == condition.status);
+        if let Some(before) = before {
+            condition.last_transition_time.clone_from(&before.last_transition_time);
         }
     }
 }

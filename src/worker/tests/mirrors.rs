@@ -118,3 +118,35 @@ async fn mirror_pod_that_others_delete_is_recreated_and_its_pod_runs_on() {
         assert_eq!(node.runtime.count("StartContainer", "c"), 1);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn mirror_pod_keeps_its_times_over_a_restart_of_the_daemon() {
+    let (mut node, uid) = running().await;
+    node.within(5, "it is ready", |node| is_ready(&node.api.status("p"))).await;
+    node.kill_daemon().await;
+    let long_ago = json!("2001-02-03T04:05:06Z");
+    if let Some(pod) = node.api.objects().pods.get_mut("p") {
+        pod["status"]["startTime"] = long_ago.clone();
+        for condition in pod["status"]["conditions"].as_array_mut().into_iter().flatten() {
+            condition["lastTransitionTime"] = long_ago.clone();
+        }
+    }
+    node.start_daemon().await;
+    for _ in 0..60 {
+        sleep(seconds(1)).await;
+        let status = node.api.status("p");
+        assert!(is_ready(&status), "{status}");
+        assert_eq!(status["startTime"], long_ago);
+        for condition in status["conditions"].as_array().unwrap() {
+            assert_eq!(condition["lastTransitionTime"], long_ago, "{condition}");
+        }
+    }
+    assert_eq!(node.api.uid("p"), uid);
+    node.api.put_manifests(&[]);
+    node.clean().await;
+}
+
+fn is_ready(status: &Value) -> bool {
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+}

@@ -80,14 +80,27 @@ async fn create_exact(client: &Client) -> Pod {
     .await
 }
 
-/// Creates a pod for the machine that changes hands, and waits until it is Ready.
+/// Creates a pod for the machine that changes hands, and waits until it is Ready. A kubelet rejects pods that want a
+/// device as long as it does not know the plugin after its start: then it is created again, as a controller does it.
 async fn create_on_two(client: &Client, name: &str, mut spec: Value) -> Pod {
     spec["nodeSelector"] = json!({"kubernetes.io/hostname": "two"});
     spec["terminationGracePeriodSeconds"] = json!(1);
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
-    let pod = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
-    pods.create(&PostParams::default(), &pod).await.unwrap();
-    until_pod_is_ready(client, name).await
+    let pod: Pod =
+        serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+    until(&format!("pod {name} to be Ready"), async || {
+        let Some(found) = pods.get_opt(name).await.map_err(|error| error.to_string())? else {
+            let created = pods.create(&PostParams::default(), &pod).await;
+            return Err(format!("created: {created:?}"));
+        };
+        let status = found.status.clone().unwrap_or_default();
+        if status.reason.as_deref() == Some("UnexpectedAdmissionError") {
+            let deleted = pods.delete(name, &Default::default()).await;
+            return Err(format!("deleted: {deleted:?}"));
+        }
+        if is_ready(&status.conditions) { Ok(found) } else { Err(format!("{status:?}")) }
+    })
+    .await
 }
 
 async fn until_pod_is_ready(client: &Client, name: &str) -> Pod {
@@ -255,10 +268,16 @@ async fn node_changes_hands(runtime: Runtime) {
     until_new_pods_work(client, "joined").await;
     drop(step);
 
-    let step = Step::new("kubeadm reset and join, with Longshore as kubelet and kube-proxy");
+    // kubeadm asks a program of that name for its version.
+    let step = Step::new(
+        "kubeadm reset and join, without a program of upstream's, Longshore as kubelet and kube-proxy",
+    );
     two.run(&format!("kubeadm reset --force --cri-socket={}", runtime.socket())).await.unwrap();
     nodes.delete("two", &Default::default()).await.unwrap();
     change_to(two, Programs::LongshoreNode).await;
+    two.run("systemctl stop kubelet; ln -sf longshore /usr/bin/kubelet; rm /usr/bin/kube-proxy")
+        .await
+        .unwrap();
     let line = one.run("longshore token create").await.unwrap();
     upstream::join(two, client, runtime, &line).await;
     until_node(client, "two", true).await;
