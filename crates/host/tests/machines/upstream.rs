@@ -248,8 +248,7 @@ pub(crate) async fn change_to(guest: &mut Guest, programs: Programs) {
         ),
         Programs::LongshoreNode => format!(
             "cp /usr/share/longshore/systemd/kubelet.service.d/20-longshore.conf {DROP_INS}/kubelet.service.d/
-             echo 'KUBELET_EXTRA_ARGS=--proxy-config=/var/lib/kube-proxy/config.conf' >/etc/default/kubelet
-             sed 's|/usr/bin/longshore kubelet|/usr/bin/longshore node|' \
+             sed 's|/usr/bin/longshore kubelet|/usr/bin/longshore node --proxy-config=/var/lib/kube-proxy/config.conf|' \
                  {DROP_INS}/kubelet.service.d/20-longshore.conf >{DROP_INS}/kubelet.service.d/30-longshore.conf"
         ),
     };
