@@ -124,6 +124,13 @@ pub(crate) struct PodState {
     ready: Option<String>,
 }
 
+impl PodState {
+    /// Without the time since when it is Ready.
+    pub(crate) fn forget_ready(&mut self) {
+        self.ready = None;
+    }
+}
+
 /// The states of all pods that run, by name and uid.
 pub(crate) async fn pod_states(client: &Client) -> BTreeMap<String, PodState> {
     let pods: Api<Pod> = Api::all(client.clone());

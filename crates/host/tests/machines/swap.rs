@@ -34,6 +34,13 @@ struct State {
     checkpoints: Vec<Value>,
 }
 
+impl State {
+    fn forget_ready_of_static_pods(&mut self) {
+        let of_node = self.pods.iter_mut().filter(|(name, _)| name.starts_with("static-"));
+        of_node.for_each(|(_, pod)| pod.forget_ready());
+    }
+}
+
 /// A pod that has everything a kubelet keeps state about: exclusive CPUs, pinned memory, a device, a volume of CSI,
 /// one in memory, a service account's token.
 async fn create_exact(client: &Client) -> Pod {
@@ -221,7 +228,7 @@ async fn node_changes_hands(runtime: Runtime) {
     let exact = create_exact(client).await;
     until_pod_is_ready(client, "static-two").await;
     until_new_pods_work(client, "before").await;
-    let before = state(two, client, &exact).await;
+    let mut before = state(two, client, &exact).await;
     assert!(!before.cpus.trim().is_empty() && before.mounts.len() >= 4, "{before:?}");
     eprintln!("vm: {before:?}");
     drop(step);
@@ -237,7 +244,14 @@ async fn node_changes_hands(runtime: Runtime) {
         let _step = Step::new(&format!("to {programs:?} and at work"));
         change_to(two, programs).await;
         until_new_pods_work(client, &format!("new-{programs:?}").to_lowercase()).await;
-        assert_eq!(state(two, client, &exact).await, before, "{programs:?}");
+        let mut now = state(two, client, &exact).await;
+        if programs == Programs::Upstream {
+            // A static pod whose mirror pod it has not seen yet is Ready anew, for upstream's kubelet.
+            now.forget_ready_of_static_pods();
+            before.forget_ready_of_static_pods();
+        }
+        assert_eq!(now, before, "{programs:?}");
+        before = state(two, client, &exact).await;
     }
     assert_load_was_served(two).await;
     until_nothing_is_stale(two, client, "two", runtime.list_sandboxes()).await;
