@@ -44,6 +44,9 @@ const BACKOFF_BASE: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(7);
 /// Delay after a failed status update.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long a node that was Ready before the start stays so while it is not known whether it is: as long as one whose
+/// runtime fails.
+const SETTLE: Duration = Duration::from_secs(30);
 
 /// Controller of the node object.
 pub struct Registration {
@@ -152,6 +155,7 @@ impl Registration {
         let settings = &self.config.kubelet;
         let update_interval = settings.node_status_update_frequency.get();
         let report = settings.node_status_report_frequency.get();
+        self.settle().await;
         let mut next_update = Instant::now();
         loop {
             tokio::select! {
@@ -168,6 +172,22 @@ impl Registration {
                 warn!("cannot update the node's status: {error}");
             }
         }
+    }
+
+    /// Waits until a node that its object says to be Ready can be said to be so: until the runtime has answered and its
+    /// containers are listed. Otherwise a restart, or the exchange of kubelets, would take its pods out of services.
+    async fn settle(&mut self) {
+        let node = self.node.borrow().clone();
+        let Some(old) = node.as_ref().and_then(|node| node.status.as_ref()) else { return };
+        if !is_ready(old) {
+            return;
+        }
+        let settled = async {
+            while !is_ready(&self.status(old).await) && !*self.inputs.shutting_down.borrow() {
+                self.inputs.changed().await;
+            }
+        };
+        let _ = tokio::time::timeout(SETTLE, settled).await;
     }
 
     /// Writes the status if it has changed, or if a heartbeat is due.
@@ -265,8 +285,7 @@ impl Registration {
     }
 
     fn check_ready(&mut self, node: &Node) {
-        let ready = node.status.as_ref().and_then(|status| condition(status, "Ready"));
-        if ready.is_some_and(|ready| ready.status == "True") {
+        if node.status.as_ref().is_some_and(is_ready) {
             self.startup.ready();
         }
     }
@@ -312,6 +331,10 @@ fn condition<'a>(status: &'a NodeStatus, type_: &str) -> Option<&'a NodeConditio
 }
 
 /// Event reasons for changed conditions.
+fn is_ready(status: &NodeStatus) -> bool {
+    condition(status, "Ready").is_some_and(|ready| ready.status == "True")
+}
+
 fn transitions(old: &NodeStatus, new: &NodeStatus) -> Vec<&'static str> {
     [
         ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),

@@ -356,6 +356,29 @@ async fn registration_unchanged_status_is_not_written() {
 }
 
 #[tokio::test]
+async fn registration_keeps_a_ready_node_ready_until_its_runtime_has_answered() {
+    let (script, client) = script().await;
+    script.of(|inner| {
+        let ready = json!({"type": "Ready", "status": "True", "reason": "KubeletReady",
+                           "lastTransitionTime": "2001-02-03T04:05:06Z"});
+        let node = json!({"metadata": {"name": "n1"}, "status": {"conditions": [ready]}});
+        script.store(inner, node)
+    });
+    let (feeds, known) = start(config(&[]), client);
+    until("the node is known", || known.borrow().clone()).await;
+    feeds.pleg.send_replace(Some("pleg has yet to be successful".into()));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(script.requests(Method::PATCH, "/status"), Vec::<Value>::new());
+    feeds.runtime.send_replace(healthy());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(script.requests(Method::PATCH, "/status"), Vec::<Value>::new());
+    feeds.pleg.send_replace(None);
+    until("a status", || script.requests(Method::PATCH, "/status").pop()).await;
+    let node = script.of(|inner| inner.node.clone()).unwrap();
+    assert_eq!(condition(&node, "Ready")["lastTransitionTime"], "2001-02-03T04:05:06Z", "{node}");
+}
+
+#[tokio::test]
 async fn registration_reconciles_existing_node() {
     let (script, client) = script().await;
     script.of(|inner| {
