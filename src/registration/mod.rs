@@ -330,11 +330,11 @@ fn condition<'a>(status: &'a NodeStatus, type_: &str) -> Option<&'a NodeConditio
     status.conditions.iter().flatten().find(|condition| condition.type_ == type_)
 }
 
-/// Event reasons for changed conditions.
 fn is_ready(status: &NodeStatus) -> bool {
     condition(status, "Ready").is_some_and(|ready| ready.status == "True")
 }
 
+/// Event reasons for changed conditions.
 fn transitions(old: &NodeStatus, new: &NodeStatus) -> Vec<&'static str> {
     [
         ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),

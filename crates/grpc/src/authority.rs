@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 
 /// What a client sends first: `PRI * HTTP/2.0` and so on.
 const PREFACE: usize = 24;
@@ -37,7 +37,7 @@ const SHORTEST: usize = 5;
 const PERCENT: u32 = 0x15;
 const DASH: u32 = 0x16;
 
-/// A connection whose requests may have a percent sign in their authority.
+/// What is read from a connection whose requests may have a percent sign in their authority.
 #[derive(Debug)]
 pub(crate) struct Tolerant<S> {
     stream: S,
@@ -90,36 +90,6 @@ impl<S: AsyncRead + Unpin> AsyncRead for Tolerant<S> {
             }
             this.scanner.scan(read, &mut this.scanned);
         }
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Tolerant<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 }
 

@@ -39,9 +39,11 @@ impl Server {
                     continue;
                 };
                 while connections.try_join_next().is_some() {}
+                let (reader, writer) = stream.into_split();
+                let stream = tokio::io::join(Tolerant::new(reader), writer);
                 connections.spawn(
                     http2::Builder::new(TokioExecutor::new())
-                        .serve_connection(TokioIo::new(Tolerant::new(stream)), service.clone()),
+                        .serve_connection(TokioIo::new(stream), service.clone()),
                 );
             }
         }))
