@@ -135,36 +135,35 @@ impl Fixture {
         let peers = std::env::var_os("PEERS").expect(
             "PEERS names the folder with kubeadm, kubelet, kube-proxy and sample-device-plugin: see docs/testing.md",
         );
-        let copy = |names: &[&str], folder: &str| {
-            let folder = self.payload().join(folder);
-            fs::create_dir_all(&folder).unwrap();
-            for name in names {
-                let file = Path::new(&peers).join(name);
-                fs::copy(&file, folder.join(name))
-                    .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-            }
-        };
-        copy(&["kubeadm", "kubelet", "kube-proxy", "sample-device-plugin"], "upstream");
-        fs::copy(program("csi-driver").unwrap(), self.payload().join("upstream/csi-driver"))
-            .unwrap();
+        let (peers, payload) = (Path::new(&peers), self.payload());
+        let programs = ["kubeadm", "kubelet", "kube-proxy", "sample-device-plugin"];
+        copy(peers, &programs, &payload.join("upstream"));
+        fs::copy(program("csi-driver").unwrap(), payload.join("upstream/csi-driver")).unwrap();
+        let folder = payload.join("runtime");
         match runtime {
             Runtime::Containerd => {}
             Runtime::OtherContainerd => {
-                copy(&["containerd", "containerd-shim-runc-v2", "ctr"], "runtime")
+                copy(peers, &["containerd", "containerd-shim-runc-v2", "ctr"], &folder);
             }
             Runtime::Docker => {
                 let docker = std::env::var_os("DOCKER").expect(
                     "DOCKER names a folder with the unpacked packages docker.io and docker-cli: `make vm-machines` sets it",
                 );
-                let folder = self.payload().join("runtime");
-                fs::create_dir_all(&folder).unwrap();
-                for name in ["sbin/dockerd", "sbin/docker-proxy", "bin/docker-init", "bin/docker"] {
-                    let file = Path::new(&docker).join("usr").join(name);
-                    fs::copy(&file, folder.join(file.file_name().unwrap()))
-                        .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-                }
+                let programs =
+                    ["sbin/dockerd", "sbin/docker-proxy", "bin/docker-init", "bin/docker"];
+                copy(&Path::new(&docker).join("usr"), &programs, &folder);
             }
         }
+    }
+}
+
+/// Copies programs into a folder.
+fn copy(from: &Path, programs: &[&str], to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for program in programs {
+        let file = from.join(program);
+        fs::copy(&file, to.join(file.file_name().unwrap()))
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     }
 }
 
