@@ -68,6 +68,7 @@ const RULES: &[(&str, Runs)] = &[
     ("apt-get install", By(PACKAGES, &[r#"&["--install"]"#])),
     ("mkdir", Here),
     ("cp", Here),
+    ("ln", Here),
     ("rm", Here),
     ("systemctl daemon-reload", By("scripts/vm/payload.sh", &["systemctl daemon-reload"])),
     ("systemctl", Nowhere(SYSTEMD)),
@@ -281,7 +282,7 @@ fn read(words: &[String], installed: &Installed) -> Checked {
         "systemctl" => read_by_systemctl(words),
         "apt-get" => read_by_apt(words),
         // Read by being run.
-        "kubectl" | "mkdir" | "cp" | "rm" => Ok(()),
+        "kubectl" | "mkdir" | "cp" | "ln" | "rm" => Ok(()),
         _ => forms(words).iter().try_for_each(|form| read_by_program(form, installed)),
     }
 }
