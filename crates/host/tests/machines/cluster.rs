@@ -191,6 +191,11 @@ pub(crate) async fn assert_load_was_served(guest: &mut Guest) {
     assert!(answers.len() == 1 && answers[0].ends_with(" ok"), "requests that failed: {log}");
 }
 
+/// The uid by which a node knows a pod: of a static pod that of its manifest, not that of its mirror pod.
+fn uid_on_node(pod: &Pod) -> Option<String> {
+    pod.annotations().get("kubernetes.io/config.hash").cloned().or_else(|| pod.uid())
+}
+
 /// Waits until a machine has sandboxes, addresses and mounts of the pods that are, and no other. Those that have ended
 /// keep their sandbox, and no address; a dead container that is kept for its log keeps an earlier sandbox.
 pub(crate) async fn until_nothing_is_stale(
@@ -203,7 +208,7 @@ pub(crate) async fn until_nothing_is_stale(
     until("what is left of pods that are gone", async || {
         let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let pods = pods.list(&of_node).await.map_err(said)?.items;
-        let mut uids: Vec<String> = pods.iter().filter_map(ResourceExt::uid).collect();
+        let mut uids: Vec<String> = pods.iter().filter_map(uid_on_node).collect();
         uids.sort();
         let found = guest
             .run(

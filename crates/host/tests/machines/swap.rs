@@ -256,6 +256,10 @@ async fn node_changes_hands(runtime: Runtime) {
     assert_load_was_served(two).await;
     until_nothing_is_stale(two, client, "two", runtime.list_sandboxes()).await;
 
+    // `longshore reset` leaves a node of kubeadm's alone, and says whose it is.
+    let refused = two.run("longshore reset --yes").await.unwrap_err().to_string();
+    assert!(refused.contains("kubeadm reset"), "{refused}");
+
     let step = Step::new("kubeadm reset, while the node is Longshore's");
     two.run(&format!("kubeadm reset --force --cri-socket={}", runtime.socket())).await.unwrap();
     let left = two
@@ -288,10 +292,12 @@ async fn node_changes_hands(runtime: Runtime) {
     );
     two.run(&format!("kubeadm reset --force --cri-socket={}", runtime.socket())).await.unwrap();
     nodes.delete("two", &Default::default()).await.unwrap();
-    change_to(two, Programs::LongshoreNode).await;
-    two.run("systemctl stop kubelet; ln -sf longshore /usr/bin/kubelet; rm /usr/bin/kube-proxy")
-        .await
-        .unwrap();
+    upstream::configure(two, Programs::LongshoreNode).await;
+    two.run(
+        "systemctl stop kube-proxy && ln -sf longshore /usr/bin/kubelet && rm /usr/bin/kube-proxy",
+    )
+    .await
+    .unwrap();
     let line = one.run("longshore token create").await.unwrap();
     upstream::join(two, client, runtime, &line).await;
     until_node(client, "two", true).await;

@@ -149,8 +149,7 @@ impl Fixture {
                 let docker = std::env::var_os("DOCKER").expect(
                     "DOCKER names a folder with the unpacked packages docker.io and docker-cli: `make vm-machines` sets it",
                 );
-                let programs =
-                    ["sbin/dockerd", "sbin/docker-proxy", "bin/docker-init", "bin/docker"];
+                let programs = ["sbin/dockerd", "sbin/docker-proxy", "bin/docker"];
                 copy(&Path::new(&docker).join("usr"), &programs, &folder);
             }
         }
@@ -190,7 +189,8 @@ Delegate=yes
 [Install]
 WantedBy=multi-user.target
 UNIT
-             echo 'CRI_DOCKER_ARGS=\"--pod-infra-container-image=longshore.local/pause:1\"' >/etc/default/longshore-cri-docker
+             echo 'CRI_DOCKER_ARGS=\"--pod-infra-container-image=longshore.local/pause:1 --cni-bin-dir=/usr/lib/cni\"' \
+                 >/etc/default/longshore-cri-docker
              systemctl daemon-reload
              systemctl enable --now docker longshore-cri-docker.socket
              for image in *.tar; do docker load --input $image >/dev/null || exit; done"
@@ -231,8 +231,8 @@ pub(crate) async fn join(guest: &mut Guest, client: &Client, runtime: Runtime, l
         .unwrap();
 }
 
-/// Makes these programs kubelet and kube-proxy of a machine, in the place of those that are.
-pub(crate) async fn change_to(guest: &mut Guest, programs: Programs) {
+/// Makes these programs kubelet and kube-proxy of a machine, from the next start of the units on.
+pub(crate) async fn configure(guest: &mut Guest, programs: Programs) {
     const DROP_INS: &str = "/etc/systemd/system";
     let set_up = match programs {
         Programs::Upstream => format!(
@@ -251,14 +251,20 @@ pub(crate) async fn change_to(guest: &mut Guest, programs: Programs) {
                  {DROP_INS}/kubelet.service.d/20-longshore.conf >{DROP_INS}/kubelet.service.d/30-longshore.conf"
         ),
     };
+    guest.run(&format!("set -e\n{set_up}\nsystemctl daemon-reload")).await.unwrap();
+}
+
+/// Makes these programs kubelet and kube-proxy of a machine, in the place of those that are.
+pub(crate) async fn change_to(guest: &mut Guest, programs: Programs) {
+    configure(guest, programs).await;
     let (expected, start) = match programs {
         Programs::Upstream => (["kubelet", "kube-proxy"], "systemctl restart kubelet kube-proxy"),
         Programs::Longshore => (["longshore", "longshore"], "systemctl restart kubelet kube-proxy"),
         Programs::LongshoreNode => {
-            (["longshore", ""], "systemctl stop kube-proxy; systemctl restart kubelet")
+            (["longshore", ""], "systemctl stop kube-proxy && systemctl restart kubelet")
         }
     };
-    guest.run(&format!("set -e\n{set_up}\nsystemctl daemon-reload\n{start}")).await.unwrap();
+    guest.run(start).await.unwrap();
     let running = guest
         .run(
             "for unit in kubelet kube-proxy; do
