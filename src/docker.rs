@@ -22,6 +22,7 @@ pub(crate) fn node_settings(config: &Config, docker: &DockerConfig, endpoint: &s
     Settings {
         pod_cidr: Some(kubelet.pod_cidr.clone()).filter(|cidr| !cidr.is_empty()),
         streaming_idle_timeout: kubelet.streaming_connection_idle_timeout.get(),
+        event_statuses: false,
         ..settings(docker.clone(), endpoint.to_owned(), kubelet.runtime_request_timeout.get())
     }
 }

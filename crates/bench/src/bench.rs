@@ -124,6 +124,11 @@ async fn rest(
 }
 
 impl Round {
+    /// The quickest removal of all pods in the round's floors, in seconds.
+    pub(crate) fn removal_floor(&self) -> Option<f64> {
+        self.floors.iter().map(|floor| floor.removal_seconds).min_by(f64::total_cmp)
+    }
+
     /// The quickest of the round's floors; there is one.
     pub(crate) fn floor(&self) -> Option<&Floor> {
         self.floors.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))

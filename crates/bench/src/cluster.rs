@@ -1,5 +1,6 @@
 //! Apiserver and node daemon on the host, and what they use of the machine.
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -7,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use longshore_testkit::{
-    Apiserver, Controllers, Docker, Host, Kubectl, Node, NodeOptions, wait_until,
+    Apiserver, Controllers, Daemon, Docker, Host, Kubectl, Node, NodeOptions, wait_until,
 };
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -65,6 +66,21 @@ impl<'a> Cluster<'a> {
         options: NodeOptions,
     ) -> Result<Self> {
         let apiserver = Apiserver::start(host)?;
+        Self::start_under(apiserver, host, docker, options).await
+    }
+
+    /// Starts both for a cluster that is to have all controllers: [`Cluster::start_controllers`].
+    pub(crate) async fn start_whole(host: &'a mut Host) -> Result<Self> {
+        let apiserver = Apiserver::start_alone(host, &[])?;
+        Self::start_under(apiserver, host, None, NodeOptions::default()).await
+    }
+
+    async fn start_under(
+        apiserver: Apiserver,
+        host: &'a mut Host,
+        docker: Option<&'a mut Docker>,
+        options: NodeOptions,
+    ) -> Result<Self> {
         let kubeconfig = Kubeconfig::read_from(apiserver.admin_kubeconfig())?;
         let defaults = KubeConfigOptions::default();
         let config = Config::from_custom_kubeconfig(kubeconfig, &defaults).await?;
@@ -129,9 +145,19 @@ impl<'a> Cluster<'a> {
         process::host_cpu_seconds(self.host)
     }
 
+    /// The kubeconfig of the administrator.
+    pub(crate) fn admin_kubeconfig(&self) -> PathBuf {
+        self.apiserver.admin_kubeconfig()
+    }
+
+    /// The processes of apiserver and node.
+    pub(crate) fn daemons(&mut self) -> [&mut Daemon; 2] {
+        [self.apiserver.daemon(), self.node.daemon()]
+    }
+
     /// What the daemons use now; errs when one of them has ended.
     pub(crate) fn uses(&mut self) -> Result<Uses<Use>> {
-        let of = |daemon: &mut longshore_testkit::Daemon| -> Result<Use> {
+        let of = |daemon: &mut Daemon| -> Result<Use> {
             daemon.check_running()?;
             process::look(daemon.pid()).with_context(|| daemon.name().to_owned())
         };

@@ -4,7 +4,7 @@
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
 //! `probes`, `pressure`), each of which gives a plain struct of results → `report` shows them as a
 //! table and as JSON. With `--services` it is `proxy` that is played, with `--nodes` `control_plane`, with
-//! `--config-maps` `api`, with `--replicas` `deployment`, and nothing else.
+//! `--config-maps` `api`, with `--replicas` `deployment`, with `--one-node` `one_node`, and nothing else.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
 
@@ -22,6 +22,7 @@ mod device;
 mod floor;
 mod gates;
 mod idle;
+mod one_node;
 mod pods;
 mod pressure;
 mod probes;
@@ -64,7 +65,7 @@ struct Args {
     hogs: u16,
     /// The container runtime of the host: CRI over Docker is in the node's process.
     #[arg(long, value_enum, default_value_t = bed::Runtime::Containerd, conflicts_with_all =
-        ["server", "volumes", "nodes", "replicas", "config_maps", "services"])]
+        ["server", "volumes", "nodes", "replicas", "one_node", "config_maps", "services"])]
     runtime: bed::Runtime,
     /// Give each pod of the burst a device of a plugin, which the node then has to keep.
     #[arg(long)]
@@ -93,6 +94,9 @@ struct Args {
     /// Measure how soon a deployment of so many replicas is ready, and nothing else.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=100))]
     replicas: Option<u16>,
+    /// Measure what a whole cluster of one node uses that only keeps so many pods, and nothing else.
+    #[arg(long, value_name = "PODS", value_parser = clap::value_parser!(u16).range(1..=100))]
+    one_node: Option<u16>,
     /// Measure the apiserver with so many config maps, and nothing else.
     #[arg(long, value_name = "COUNT")]
     config_maps: Option<usize>,
@@ -167,6 +171,10 @@ async fn measure(args: &Args) -> Result<(String, String)> {
     }
     if let Some(replicas) = args.replicas {
         let results = deployment::run(replicas, args.repeat).await?;
+        return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
+    }
+    if let Some(pods) = args.one_node {
+        let results = one_node::run(pods, args.idle).await?;
         return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
     }
     if let Some(maps) = args.config_maps {

@@ -141,7 +141,12 @@ impl Table {
         self.line("deletion", "");
         self.line("  last object", format!("{:.2} s", of(|round| round.deletion.seconds)));
         let sandboxes = of(|round| round.deletion.sandboxes_seconds);
-        self.line("  last sandbox", format!("{sandboxes:.2} s"));
+        let floor = median(rounds.iter().filter_map(Round::removal_floor));
+        let ratio = sandboxes / floor;
+        self.line(
+            "  last sandbox",
+            format!("{sandboxes:.2} s, {ratio:.2} of the floor's {floor:.2} s"),
+        );
         self.line("  CPU-seconds", self.medians(rounds, |round| round.deletion.cpu_seconds));
     }
 }

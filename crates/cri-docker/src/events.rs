@@ -1,5 +1,5 @@
-//! Events of containers: the engine's stream → CRI's, with how everything stands after each. One stream of the
-//! engine serves all callers; nothing is asked for while there are none.
+//! Events of containers: the engine's stream → CRI's, with how everything stands after each where that is wanted. One
+//! stream of the engine serves all callers; nothing is asked for while there are none.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,12 +8,14 @@ use std::time::Duration;
 use bollard::models::EventMessage;
 use bollard::query_parameters::EventsOptionsBuilder;
 use futures::StreamExt;
-use longshore_cri::v1::{ContainerEventResponse, ContainerEventType};
+use longshore_cri::v1::{
+    ContainerEventResponse, ContainerEventType, PodSandboxMetadata, PodSandboxStatus,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::labels::{self, Kind};
 use crate::runtime::DockerRuntime;
-use crate::{Error, Result, timestamp};
+use crate::{Error, Result, names, timestamp};
 
 /// Pauses before the engine is tried again, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -28,6 +30,7 @@ impl DockerRuntime {
                 followed = self.follow_once(&mut since) => followed,
                 () = stop.cancelled() => return,
             };
+            self.events_followed(false);
             match followed {
                 Ok(()) => {
                     tracing::info!("the Docker Engine has ended its stream of events");
@@ -46,8 +49,10 @@ impl DockerRuntime {
     async fn follow_once(self: &Arc<Self>, since: &mut i64) -> Result<()> {
         self.engine.negotiate().await?;
         self.resume_logs().await;
-        let types = vec!["container".to_owned()];
-        let actions = ["create", "start", "die", "destroy"].map(str::to_owned).to_vec();
+        self.events_followed(true);
+        let types = vec!["container".to_owned(), IMAGE.to_owned()];
+        let actions = CONTAINER_ACTIONS.iter().chain(IMAGE_ACTIONS).map(|&one| one.to_owned());
+        let actions = actions.collect();
         let filters: HashMap<&str, Vec<String>> = [("type", types), ("event", actions)].into();
         let from = format!("{}.{:09}", since.div_euclid(NANOS), since.rem_euclid(NANOS));
         let options = EventsOptionsBuilder::default().since(&from).filters(&filters).build();
@@ -60,7 +65,12 @@ impl DockerRuntime {
                 continue;
             }
             *since = at;
-            self.handle(event).await;
+            if event.typ.as_ref().is_some_and(|kind| kind.as_ref() == IMAGE) {
+                self.image_names.changed();
+            } else {
+                self.containers_changed();
+                self.handle(event).await;
+            }
         }
         Ok(())
     }
@@ -83,7 +93,13 @@ impl DockerRuntime {
         if !self.events.has_receivers() {
             return;
         }
-        if let Err(error) = self.complete(&mut event).await {
+        if !self.settings.event_statuses {
+            event.message.pod_sandbox_status = Some(PodSandboxStatus {
+                id: event.sandbox,
+                metadata: Some(event.pod),
+                ..PodSandboxStatus::default()
+            });
+        } else if let Err(error) = self.complete(&mut event).await {
             tracing::debug!("event of {}: {error}", event.message.container_id);
         }
         self.events.send(event.message);
@@ -113,12 +129,18 @@ impl DockerRuntime {
 }
 
 const NANOS: i64 = 1_000_000_000;
+const IMAGE: &str = "image";
+const CONTAINER_ACTIONS: &[&str] = &["create", "start", "die", "destroy"];
+/// Those that change what images there are, and what they are called.
+const IMAGE_ACTIONS: &[&str] = &["pull", "load", "import", "tag", "untag", "delete"];
 
 /// An event that is of Kubernetes.
 #[derive(Debug, PartialEq)]
 struct Event {
     message: ContainerEventResponse,
     sandbox: String,
+    /// The sandbox's metadata. The attempt is that of what the event is about.
+    pod: PodSandboxMetadata,
 }
 
 impl Event {
@@ -138,6 +160,7 @@ impl Event {
             Kind::Sandbox => container_id.clone(),
             Kind::Container => attributes.get(labels::SANDBOX)?.clone(),
         };
+        let pod = names::parse_sandbox(attributes.get("name")?)?;
         let message = ContainerEventResponse {
             container_id,
             container_event_type: kind.into(),
@@ -145,7 +168,7 @@ impl Event {
             pod_sandbox_status: None,
             containers_statuses: Vec::new(),
         };
-        Some(Self { message, sandbox })
+        Some(Self { message, sandbox, pod })
     }
 }
 
@@ -156,7 +179,9 @@ mod tests {
     use super::*;
 
     fn event(action: &str, labels: &[(&str, &str)]) -> EventMessage {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        let name = ("name", "k8s_c_web_prod_1b3c_2");
+        let labels = labels.iter().chain([&name]);
+        let labels = labels.map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         EventMessage {
             action: Some(action.to_owned()),
             actor: Some(EventActor { id: Some("c1".into()), attributes: Some(labels.collect()) }),
@@ -185,5 +210,15 @@ mod tests {
         for (event, expected) in cases {
             assert_eq!(found(event), expected.map(|(kind, id)| (kind, id.to_owned())));
         }
+        let mut unnamed = event("die", &sandbox);
+        unnamed.actor.as_mut().unwrap().attributes.as_mut().unwrap().remove("name");
+        assert_eq!(found(unnamed), None);
+    }
+
+    #[test]
+    fn events_say_whose_they_are() {
+        let container = [(labels::TYPE, "container"), (labels::SANDBOX, "s1")];
+        let pod = Event::new(event("die", &container)).unwrap().pod;
+        assert_eq!((&*pod.name, &*pod.namespace, &*pod.uid), ("web", "prod", "1b3c"));
     }
 }

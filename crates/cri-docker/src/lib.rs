@@ -16,6 +16,7 @@ mod creations;
 mod daemon;
 mod engine;
 mod error;
+mod event_cache;
 mod event_sender;
 mod events;
 mod exec;

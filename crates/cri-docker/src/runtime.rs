@@ -1,15 +1,24 @@
 //! What all calls share: the engine, and what is known of its containers.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use longshore_cri::v1::{Container, PodSandbox};
 
 use crate::checkpoint::Checkpoints;
+use crate::container::status::ImageNames;
 use crate::creations::Creations;
+use crate::event_cache::EventCache;
 use crate::event_sender::EventSender;
 use crate::info::Info;
 use crate::layer_sizes::LayerSizes;
 use crate::logs::Logs;
 use crate::network::Network;
-use crate::{Engine, Result, Settings};
+use crate::{Engine, Error, Result, Settings};
+
+/// How long a list holds of which no event has told that it has changed, and all else.
+const LIST_AGE: Duration = Duration::from_secs(30);
+const MAX_AGE: Duration = Duration::from_secs(60);
 
 /// What all calls share.
 #[derive(Debug)]
@@ -21,6 +30,14 @@ pub(crate) struct DockerRuntime {
     pub(crate) creations: Creations,
     pub(crate) events: EventSender,
     pub(crate) logs: Logs,
+    /// The engine's version: to say it, the engine runs other programs.
+    pub(crate) versions: EventCache<(), String>,
+    /// All sandboxes that the engine has.
+    pub(crate) sandboxes: EventCache<(), Vec<PodSandbox>>,
+    /// All containers.
+    pub(crate) containers: EventCache<(), Vec<Container>>,
+    /// What images are called, by identifier.
+    pub(crate) image_names: EventCache<String, ImageNames>,
     pub(crate) sizes: LayerSizes,
 }
 
@@ -32,10 +49,45 @@ impl DockerRuntime {
             creations: Creations::default(),
             events: EventSender::default(),
             logs: Logs::default(),
+            versions: EventCache::new(MAX_AGE),
+            sandboxes: EventCache::new(LIST_AGE),
+            containers: EventCache::new(LIST_AGE),
+            image_names: EventCache::new(MAX_AGE),
             sizes: LayerSizes::default(),
             engine,
             settings,
         }
+    }
+
+    /// Something has been done to a sandbox or a container, or the engine says so.
+    pub(crate) fn containers_changed(&self) {
+        self.sandboxes.changed();
+        self.containers.changed();
+    }
+
+    /// From now on the engine's events are followed, or no longer.
+    pub(crate) fn events_followed(&self, is_followed: bool) {
+        self.versions.follow(is_followed);
+        self.sandboxes.follow(is_followed);
+        self.containers.follow(is_followed);
+        self.image_names.follow(is_followed);
+    }
+
+    /// The engine's version.
+    ///
+    /// # Errors
+    /// Of the engine.
+    pub(crate) async fn version(&self) -> Result<String> {
+        let absent = match self.versions.get(&()) {
+            Ok(version) => return Ok(version),
+            Err(absent) => absent,
+        };
+        let answer = self.engine.version().await;
+        let answer =
+            answer.map_err(|error| Error::docker("failed to get docker version", error))?;
+        let version = answer.version.unwrap_or_default();
+        self.versions.insert((), version.clone(), absent);
+        Ok(version)
     }
 
     /// What the engine says of itself.

@@ -108,13 +108,10 @@ fn verbose(verbose: bool, info: serde_json::Value) -> BTreeMap<String, String> {
 #[tonic::async_trait]
 impl RuntimeService for Service {
     async fn version(&self, _: Request<VersionRequest>) -> Answer<VersionResponse> {
-        let version = self.inner.engine.version().await;
-        let version =
-            version.map_err(|error| Error::docker("failed to get docker version", error))?;
         Ok(Response::new(VersionResponse {
             version: KUBE_API_VERSION.to_owned(),
             runtime_name: RUNTIME_NAME.to_owned(),
-            runtime_version: version.version.unwrap_or_default(),
+            runtime_version: self.inner.version().await?,
             runtime_api_version: API_VERSION.to_owned(),
         }))
     }

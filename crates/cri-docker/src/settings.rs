@@ -29,6 +29,9 @@ pub struct Settings {
     pub image_pull_progress_deadline: Duration,
     /// How long a request to the engine may take that has no deadline of its own.
     pub request_timeout: Duration,
+    /// Whether an event holds how its sandbox and containers stand, and not only whose it is: a caller that takes
+    /// events as hints would have the engine asked for nothing.
+    pub event_statuses: bool,
 }
 
 impl Default for Settings {
@@ -45,6 +48,7 @@ impl Default for Settings {
             streaming_idle_timeout: Duration::from_secs(4 * 60 * 60),
             image_pull_progress_deadline: Duration::from_secs(60),
             request_timeout: Duration::from_secs(120),
+            event_statuses: true,
         }
     }
 }

@@ -32,7 +32,8 @@ impl DockerRuntime {
         let known = self.inspect(id, Kind::Container).await?;
         let id = known.id.as_deref().unwrap_or(id);
         let not_found = || Error::NotFound { kind: "container", id: id.to_owned() };
-        let status = container::status::status(&known, None).ok_or_else(not_found)?;
+        let status = container::status::status(&known, container::status::ImageNames::default())
+            .ok_or_else(not_found)?;
         let container = Container {
             id: status.id,
             metadata: status.metadata,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
 use longshore_cri::v1::*;
+use longshore_testkit::BUSYBOX;
 use tonic::Code;
 
 use crate::common::{Bed, container, until};
@@ -132,16 +133,12 @@ async fn what_cannot_be_run_says_why() -> Result<()> {
         (ContainerState::ContainerExited, "ContainerCannotRun")
     );
 
-    let digest = format!(
-        "{}@sha256:{}",
-        longshore_testkit::BUSYBOX.split(':').next().unwrap_or_default(),
-        "0".repeat(64)
-    );
+    let digest =
+        format!("{}@sha256:{}", BUSYBOX.split(':').next().unwrap_or_default(), "0".repeat(64));
     let image = ImageSpec { image: digest, ..ImageSpec::default() };
     let absent = ContainerConfig { image: Some(image), ..container("absent", "") };
     let error = bed.create(&pod, absent, &config).await.err().context("created")?;
-    let code = error.downcast_ref::<tonic::Status>().map(tonic::Status::code);
-    assert_eq!(code, Some(Code::NotFound), "{error}");
+    assert_eq!(code(&error), Some(Code::NotFound), "{error}");
 
     // The name is free for another attempt after a crash between creation and answer.
     let first = bed.create(&pod, container("again", "sleep 1000"), &config).await?;
@@ -150,8 +147,100 @@ async fn what_cannot_be_run_says_why() -> Result<()> {
     bed.runtime.start_container(StartContainerRequest { container_id: second }).await?;
     let error =
         bed.create(&pod, container("again", "sleep 1000"), &config).await.err().context("twice")?;
-    let code = error.downcast_ref::<tonic::Status>().map(tonic::Status::code);
-    assert_eq!(code, Some(Code::AlreadyExists), "{error}");
+    assert_eq!(code(&error), Some(Code::AlreadyExists), "{error}");
+    bed.remove_pod(&pod).await?;
+    assert_eq!(bed.engine_containers()?, Vec::<String>::new());
+    bed.end().await
+}
+
+fn code(error: &anyhow::Error) -> Option<Code> {
+    error.downcast_ref::<tonic::Status>().map(tonic::Status::code)
+}
+
+/// A mount of an image, as a node asks for it.
+fn image(container_path: &str, sub_path: &str) -> Mount {
+    Mount {
+        container_path: container_path.into(),
+        readonly: true,
+        image: Some(ImageSpec { image: BUSYBOX.into(), ..ImageSpec::default() }),
+        image_sub_path: sub_path.into(),
+        ..Mount::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_are_volumes_where_the_engine_can() -> Result<()> {
+    let Some(mut bed) = Bed::start().await? else { return Ok(()) };
+    let config = bed.pod("web");
+    let pod = bed.run_pod(&config).await?;
+    let with_image = |name: &str, mount| ContainerConfig {
+        mounts: vec![mount],
+        ..container(name, "sleep 1000")
+    };
+    if bed.docker.api()? < 48 {
+        let created = bed.create(&pod, with_image("c", image("/image", "")), &config).await;
+        let error = created.err().context("created")?;
+        assert_eq!(code(&error), Some(Code::Unimplemented), "{error}");
+    } else {
+        for (name, path, program) in [("all", "", "bin/busybox"), ("part", "bin", "busybox")] {
+            let id = bed.run(&pod, with_image(name, image("/image", path)), &config).await?;
+            let answer = bed.exec(&id, &format!("ls /image/{program}")).await?;
+            assert_eq!(answer.exit_code, 0, "{name}: {answer:?}");
+            let answer = bed.exec(&id, "touch /image/file").await?;
+            let said = String::from_utf8_lossy(&answer.stderr);
+            ensure!(answer.exit_code != 0 && said.contains("Read-only"), "{name}: {answer:?}");
+            let mounts = bed.status(&id).await?.mounts;
+            ensure!(mounts.iter().any(|mount| mount.container_path == "/image"), "{mounts:?}");
+            ensure!(mounts.iter().all(|mount| mount.readonly), "{mounts:?}");
+        }
+
+        let absent = bed.run(&pod, with_image("absent", image("/image", "no/such")), &config).await;
+        let error = absent.err().context("a folder that the image has not")?;
+        ensure!(error.to_string().contains("no/such"), "{error}");
+        let outside = bed.run(&pod, with_image("outside", image("/image", "../..")), &config).await;
+        ensure!(outside.is_err(), "a folder outside of the image");
+    }
+    bed.remove_pod(&pod).await?;
+    assert_eq!(bed.engine_containers()?, Vec::<String>::new());
+    bed.end().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cdi_devices_are_added_where_the_engine_can() -> Result<()> {
+    let Some(mut bed) = Bed::start().await? else { return Ok(()) };
+    let specification = serde_json::json!({
+        "cdiVersion": "0.5.0",
+        "kind": "longshore.dev/test",
+        "devices": [{"name": "one", "containerEdits": {
+            "env": ["DEVICE=one"],
+            "deviceNodes": [{"path": "/dev/one", "hostPath": "/dev/null"}],
+        }}],
+    });
+    std::fs::create_dir_all(bed.docker.cdi_dir())?;
+    std::fs::write(bed.docker.cdi_dir().join("test.json"), specification.to_string())?;
+    let config = bed.pod("web");
+    let pod = bed.run_pod(&config).await?;
+    let with_device = |name: &str, device: &str| ContainerConfig {
+        cdi_devices: vec![CdiDevice { name: format!("longshore.dev/test={device}") }],
+        ..container(name, "sleep 1000")
+    };
+    if bed.docker.api()? < 44 {
+        let created = bed.create(&pod, with_device("c", "one"), &config).await;
+        let error = created.err().context("created")?;
+        assert_eq!(code(&error), Some(Code::Unimplemented), "{error}");
+    } else {
+        let id = bed.run(&pod, with_device("c", "one"), &config).await?;
+        let answer = bed
+            .exec(
+                &id,
+                "grep -q DEVICE=one /proc/1/environ && echo x >/dev/one && stat -c %F /dev/one",
+            )
+            .await?;
+        assert_eq!(answer.stdout[..], b"character special file\n"[..], "{answer:?}");
+        let absent = bed.run(&pod, with_device("absent", "two"), &config).await;
+        let error = absent.err().context("a device that is not there")?;
+        ensure!(error.to_string().contains("longshore.dev/test=two"), "{error}");
+    }
     bed.remove_pod(&pod).await?;
     assert_eq!(bed.engine_containers()?, Vec::<String>::new());
     bed.end().await

@@ -61,8 +61,8 @@ impl Docker {
     /// As for [`Docker::start`].
     pub fn start_again(&mut self, host: &Host) -> Result<()> {
         let settings = self.dir.join("daemon.json");
-        // What the machine's own engine is set to must not matter.
-        fs::write(&settings, "{}").at(&settings)?;
+        // What the machine's own engine is set to must not matter. Engines before 28 have CDI only as a feature.
+        fs::write(&settings, r#"{"features": {"cdi": true}}"#).at(&settings)?;
         let mut command = host.command(PROGRAM);
         command
             .arg("--config-file")
@@ -78,11 +78,16 @@ impl Docker {
             // Registries of tests speak plain HTTP.
             .arg("--insecure-registry=0.0.0.0/0")
             .arg(format!("--live-restore={}", self.options.live_restore));
-        // Engines before 25 lower it, which they cannot without CAP_SYS_RESOURCE. Later ones have no such flag.
-        const OOM_SCORE: &str = "--oom-score-adjust";
+        // Engines before 25 lower the score, which they cannot without CAP_SYS_RESOURCE, and have no CDI.
         let help = host.command(PROGRAM).arg("--help").output().at(PROGRAM)?;
-        if String::from_utf8_lossy(&help.stdout).contains(OOM_SCORE) {
-            command.arg(format!("{OOM_SCORE}=0"));
+        let help = String::from_utf8_lossy(&help.stdout);
+        for (flag, value) in [
+            ("--oom-score-adjust", "0".to_owned()),
+            ("--cdi-spec-dir", self.cdi_dir().display().to_string()),
+        ] {
+            if help.contains(flag) {
+                command.arg(format!("{flag}={value}"));
+            }
         }
         host.pass_proxy(&mut command);
         let _ = fs::remove_file(self.socket());
@@ -165,6 +170,23 @@ impl Docker {
     /// Its socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.join("docker.sock")
+    }
+
+    /// Where it looks for specifications of CDI devices, from version 25 on.
+    pub fn cdi_dir(&self) -> PathBuf {
+        self.dir.join("cdi")
+    }
+
+    /// The minor version of the newest API 1.x that it speaks.
+    ///
+    /// # Errors
+    /// When it does not say one.
+    pub fn api(&self) -> Result<u32> {
+        let (status, answer) = self.request("GET", "/version", &[])?;
+        let minor = answer["ApiVersion"].as_str().and_then(|version| version.strip_prefix("1."));
+        minor
+            .and_then(|minor| minor.parse().ok())
+            .ok_or_else(|| self.refused("say its API", status, &answer))
     }
 
     /// All that it keeps.

@@ -7,7 +7,7 @@ use longshore_cri::v1;
 use longshore_cri::{Options, Runtime};
 use longshore_testkit::{Host, PAUSE};
 
-use super::{MASKED, Pod, READ_ONLY, files, owned};
+use super::{GRACE, MASKED, Pod, READ_ONLY, files, owned};
 
 /// A client of the host's containerd.
 pub(super) struct Calls {
@@ -46,8 +46,11 @@ impl Calls {
         Ok(Pod { sandbox: id, container })
     }
 
-    pub(super) async fn remove_pod(&self, sandbox: &str) -> Result<()> {
+    pub(super) async fn remove_pod(&self, pod: &Pod) -> Result<()> {
+        let Pod { sandbox, container } = pod;
+        self.runtime.stop_container(container, GRACE).await?;
         self.runtime.stop_pod_sandbox(sandbox).await?;
+        self.runtime.remove_container(container).await?;
         Ok(self.runtime.remove_pod_sandbox(sandbox).await?)
     }
 

@@ -11,13 +11,14 @@ use bollard::models::{
 };
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
+    StopContainerOptionsBuilder,
 };
 use longshore_cni::{Attachment, Cni};
 use longshore_cri_docker::{Engine, connect};
 use longshore_testkit::{Docker, Host, PAUSE};
 use nix::sched::{CloneFlags, setns};
 
-use super::{MASKED, Pod, READ_ONLY, files, owned};
+use super::{GRACE, MASKED, Pod, READ_ONLY, files, owned};
 
 /// How long the engine may take for one call.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -66,10 +67,18 @@ impl Calls {
     }
 
     pub(super) async fn remove_pod(&self, pod: &Pod) -> Result<()> {
-        self.remove(&pod.container).await?;
+        self.stop(&pod.container).await?;
         let pid = self.pid(&pod.sandbox).await?;
         self.cni.remove(None, &attachment(&pod.sandbox, pid)).await?;
+        self.stop(&pod.sandbox).await?;
+        self.remove(&pod.container).await?;
         self.remove(&pod.sandbox).await
+    }
+
+    async fn stop(&self, id: &str) -> Result<()> {
+        let options =
+            StopContainerOptionsBuilder::default().t(i32::try_from(GRACE.as_secs())?).build();
+        Ok(self.engine.stop_container(id, Some(options)).await?)
     }
 
     /// Creates and starts a container.

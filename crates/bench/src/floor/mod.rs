@@ -7,7 +7,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -35,7 +35,10 @@ const MASKED: [&str; 12] = [
 const READ_ONLY: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// How many pods may be in the making at once.
+/// How long a container may take to end. It ends at once.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How many pods may be in the making, or in removal, at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
     At(usize),
@@ -54,6 +57,8 @@ pub(crate) struct Floor {
     pub(crate) runtime_cpu_seconds: f64,
     /// Of everything on the host.
     pub(crate) host_cpu_seconds: Option<f64>,
+    /// From the first call that stops a container to the answer that the last sandbox is removed.
+    pub(crate) removal_seconds: f64,
 }
 
 /// A pod that was started.
@@ -80,7 +85,7 @@ impl Calls {
 
     async fn remove_pod(&self, pod: &Pod) -> Result<()> {
         match self {
-            Self::Cri(calls) => calls.remove_pod(&pod.sandbox).await,
+            Self::Cri(calls) => calls.remove_pod(pod).await,
             Self::Docker(calls) => calls.remove_pod(pod).await,
         }
     }
@@ -136,8 +141,8 @@ impl Runs {
         let (started, each): (Vec<Pod>, Vec<f64>) = started.into_iter().unzip();
         let pod_seconds = Spread::of(each).context("no pod was started")?;
 
-        let remove = remove_all(Arc::clone(&self.calls), started);
-        self.on_the_right_network(host, remove).await?;
+        let remove = remove_all(Arc::clone(&self.calls), started, at_once);
+        let removal_seconds = self.on_the_right_network(host, remove).await?;
         self.remove_cgroups()?;
         Ok(Floor {
             limit,
@@ -145,6 +150,7 @@ impl Runs {
             pod_seconds,
             runtime_cpu_seconds: runtime_after - runtime_before,
             host_cpu_seconds: Option::zip(host_after, host_before).map(|(a, b)| a - b),
+            removal_seconds,
         })
     }
 
@@ -186,12 +192,15 @@ async fn start_all(calls: Arc<Calls>, pods: u16, at_once: usize) -> Result<(f64,
     Ok((start.elapsed().as_secs_f64(), started))
 }
 
-async fn remove_all(calls: Arc<Calls>, pods: Vec<Pod>) -> Result<()> {
+/// Stops and removes all pods, so many at once. Gives the seconds that it took.
+async fn remove_all(calls: Arc<Calls>, pods: Vec<Pod>, at_once: usize) -> Result<f64> {
+    let start = Instant::now();
     let removed = pods.into_iter().map(|pod| {
         let calls = Arc::clone(&calls);
         async move { calls.remove_pod(&pod).await }
     });
-    stream::iter(removed).buffer_unordered(8).try_collect().await
+    stream::iter(removed).buffer_unordered(at_once).try_collect::<()>().await?;
+    Ok(start.elapsed().as_secs_f64())
 }
 
 /// The folder of files that are bound into containers, and of logs.

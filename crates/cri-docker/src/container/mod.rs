@@ -15,6 +15,7 @@ use longshore_cri::v1::{
     LinuxContainerResources, Mount, PodSandboxConfig,
 };
 
+use self::status::ImageNames;
 use crate::error::{docker_status, docker_text};
 use crate::labels::Kind;
 use crate::runtime::DockerRuntime;
@@ -94,7 +95,9 @@ impl DockerRuntime {
         body: &ContainerCreateBody,
     ) -> std::result::Result<String, bollard::errors::Error> {
         let options = CreateContainerOptionsBuilder::default().name(name).build();
-        let created = self.engine.create_container(Some(options), body.clone()).await?;
+        let created = self.engine.create_container(Some(options), body.clone()).await;
+        self.containers_changed();
+        let created = created?;
         for warning in created.warnings {
             tracing::debug!("container {name}: {warning}");
         }
@@ -147,6 +150,7 @@ impl DockerRuntime {
         }
         let id = container.id.as_deref().unwrap_or(id);
         let started = self.engine.start_container(id, None).await;
+        self.containers_changed();
         // Also of one that failed: it may have written something.
         let logged = self.logs.begin(&container, &self.info().await?.root_dir).await;
         started.map_err(|error| start_error(id, error))?;
@@ -174,7 +178,9 @@ impl DockerRuntime {
     pub(crate) async fn stop(&self, id: &str, grace: i32) -> Result<()> {
         let options = StopContainerOptionsBuilder::default().t(grace).build();
         let patient = self.engine.patient(Duration::from_secs(u64::try_from(grace).unwrap_or(0)));
-        match patient.stop_container(id, Some(options)).await {
+        let stopped = patient.stop_container(id, Some(options)).await;
+        self.containers_changed();
+        match stopped {
             Err(error) if !is_gone(&error) => {
                 Err(Error::docker(format!("failed to stop container {id}"), error))
             }
@@ -201,7 +207,9 @@ impl DockerRuntime {
     pub(crate) async fn remove(&self, id: &str) -> Result<()> {
         let failed = |error| Error::docker(format!("failed to remove container {id}"), error);
         let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-        match self.engine.remove_container(id, Some(options)).await {
+        let removed = self.engine.remove_container(id, Some(options)).await;
+        self.containers_changed();
+        match removed {
             Err(error) if is_under_way(&error) => {}
             Err(error) if !is_gone(&error) => return Err(failed(error)),
             _ => return Ok(()),
@@ -209,7 +217,10 @@ impl DockerRuntime {
         let gone = async {
             loop {
                 match self.engine.inspect_container(id, None).await {
-                    Err(error) if is_gone(&error) => return Ok(()),
+                    Err(error) if is_gone(&error) => {
+                        self.containers_changed();
+                        return Ok(());
+                    }
                     Err(error) => return Err(failed(error)),
                     Ok(_) => tokio::time::sleep(REMOVAL_POLL).await,
                 }
@@ -230,17 +241,27 @@ impl DockerRuntime {
         &self,
         filter: Option<&ContainerFilter>,
     ) -> Result<Vec<Container>> {
-        let selector = filter.map(|filter| &filter.label_selector).into_iter().flatten();
-        let labels: Vec<_> = selector.map(|(key, value)| format!("{key}={value}")).collect();
+        let filter = filter.filter(|filter| **filter != ContainerFilter::default());
+        let Some(filter) = filter else { return self.all_containers().await };
+        let selector = &filter.label_selector;
+        let labels: Vec<_> = selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let listed = self.list(Kind::Container, &labels).await?;
-        let mut all: Vec<_> = listed.into_iter().filter_map(status::item).collect();
-        if let Some(filter) = filter {
-            all.retain(|container| {
-                container.id.starts_with(&filter.id)
-                    && container.pod_sandbox_id.starts_with(&filter.pod_sandbox_id)
-                    && filter.state.is_none_or(|wanted| wanted.state == container.state)
-            });
-        }
+        let all = listed.into_iter().filter_map(status::item).filter(|container| {
+            container.id.starts_with(&filter.id)
+                && container.pod_sandbox_id.starts_with(&filter.pod_sandbox_id)
+                && filter.state.is_none_or(|wanted| wanted.state == container.state)
+        });
+        Ok(all.collect())
+    }
+
+    async fn all_containers(&self) -> Result<Vec<Container>> {
+        let absent = match self.containers.get(&()) {
+            Ok(all) => return Ok(all),
+            Err(absent) => absent,
+        };
+        let listed = self.list(Kind::Container, &[]).await?;
+        let all: Vec<_> = listed.into_iter().filter_map(status::item).collect();
+        self.containers.insert((), all.clone(), absent);
         Ok(all)
     }
 
@@ -256,17 +277,25 @@ impl DockerRuntime {
         if status::state(&container) == ContainerState::ContainerExited {
             self.logs.complete(&container).await;
         }
-        let image = self.image(container.image.as_deref().unwrap_or_default()).await?;
+        let image = self.image_names(container.image.clone().unwrap_or_default()).await?;
         let not_found = || Error::NotFound { kind: "container", id: id.to_owned() };
-        let status = status::status(&container, image.as_ref()).ok_or_else(not_found)?;
+        let status = status::status(&container, image).ok_or_else(not_found)?;
         Ok((status, container))
     }
 
-    /// An image; `None` when it is gone.
-    async fn image(&self, id: &str) -> Result<Option<bollard::models::ImageInspect>> {
-        match self.engine.inspect_image(id).await {
-            Ok(image) => Ok(Some(image)),
-            Err(error) if docker_status(&error) == Some(404) => Ok(None),
+    /// What an image is called; none that is gone.
+    async fn image_names(&self, id: String) -> Result<ImageNames> {
+        let absent = match self.image_names.get(&id) {
+            Ok(names) => return Ok(names),
+            Err(absent) => absent,
+        };
+        match self.engine.inspect_image(&id).await {
+            Ok(image) => {
+                let names = ImageNames::from(image);
+                self.image_names.insert(id, names.clone(), absent);
+                Ok(names)
+            }
+            Err(error) if docker_status(&error) == Some(404) => Ok(ImageNames::default()),
             Err(error) => Err(Error::docker(format!("inspect image {id:?}"), error)),
         }
     }

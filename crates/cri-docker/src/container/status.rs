@@ -8,6 +8,22 @@ use longshore_cri::v1::{Container, ContainerState, ContainerStatus, ImageSpec};
 use super::config;
 use crate::{labels, mounts, names, resources, timestamp};
 
+/// What an image is called.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ImageNames {
+    /// Its first tag.
+    tag: Option<String>,
+    /// Its first digest.
+    digest: Option<String>,
+}
+
+impl From<ImageInspect> for ImageNames {
+    fn from(image: ImageInspect) -> Self {
+        let first = |names: Option<Vec<String>>| names.and_then(|all| all.into_iter().next());
+        Self { tag: first(image.repo_tags), digest: first(image.repo_digests) }
+    }
+}
+
 /// A line of a list; `None` for what has no name of ours.
 pub(crate) fn item(container: ContainerSummary) -> Option<Container> {
     let all = container.labels.unwrap_or_default();
@@ -44,10 +60,10 @@ fn listed_state(state: Option<ContainerSummaryStateEnum>) -> ContainerState {
     }
 }
 
-/// A container as it is; `None` for what has no name of ours. `image` is its image, if it is still there.
+/// A container as it is; `None` for what has no name of ours. `image` is what its image is called.
 pub(crate) fn status(
     container: &ContainerInspectResponse,
-    image: Option<&ImageInspect>,
+    image: ImageNames,
 ) -> Option<ContainerStatus> {
     let config = container.config.clone().unwrap_or_default();
     let all = config.labels.unwrap_or_default();
@@ -63,12 +79,11 @@ pub(crate) fn status(
         finished_at: run.finished_at,
         exit_code: run.exit_code,
         image: Some(ImageSpec {
-            image: image_name(config.image.as_deref().unwrap_or_default(), image),
+            // A tag, where it was asked for by its identifier.
+            image: image.tag.or(config.image).unwrap_or_default(),
             ..ImageSpec::default()
         }),
-        image_ref: image
-            .and_then(|image| image.repo_digests.as_ref()?.first().cloned())
-            .unwrap_or_else(|| image_id.clone()),
+        image_ref: image.digest.unwrap_or_else(|| image_id.clone()),
         image_id,
         reason: run.reason.to_owned(),
         message: run.message,
@@ -80,12 +95,6 @@ pub(crate) fn status(
         user: None,
         stop_signal: config.stop_signal.as_deref().map(config::signal).unwrap_or_default().into(),
     })
-}
-
-/// A tag of the image, where it was asked for by its identifier.
-fn image_name(asked: &str, image: Option<&ImageInspect>) -> String {
-    let tag = image.and_then(|image| image.repo_tags.as_ref()?.first().cloned());
-    tag.unwrap_or_else(|| asked.to_owned())
 }
 
 /// The one run that a container has.
@@ -143,7 +152,7 @@ pub(crate) fn state(container: &ContainerInspectResponse) -> ContainerState {
 
 #[cfg(test)]
 mod tests {
-    use bollard::models::ContainerState as DockerState;
+    use bollard::models::{ContainerConfig, ContainerState as DockerState};
 
     use super::*;
 
@@ -203,14 +212,31 @@ mod tests {
         };
         assert_eq!(item(other), None);
         assert_eq!(item(ContainerSummary::default()), None);
-        assert_eq!(status(&ContainerInspectResponse::default(), None), None);
+        assert_eq!(status(&ContainerInspectResponse::default(), ImageNames::default()), None);
     }
 
     #[test]
     fn images_are_called_by_their_tag() {
-        let image = ImageInspect { repo_tags: Some(vec!["a:1".into()]), ..ImageInspect::default() };
-        assert_eq!(image_name("sha256:1", Some(&image)), "a:1");
-        assert_eq!(image_name("sha256:1", None), "sha256:1");
-        assert_eq!(image_name("b:2", Some(&ImageInspect::default())), "b:2");
+        let called = |asked: &str, image: ImageInspect| {
+            let container = ContainerInspectResponse {
+                id: Some("1".into()),
+                name: Some("/k8s_c_pod_ns_uid_0".into()),
+                image: Some("sha256:1".into()),
+                config: Some(ContainerConfig { image: Some(asked.into()), ..Default::default() }),
+                ..ContainerInspectResponse::default()
+            };
+            let status = status(&container, image.into()).unwrap();
+            (status.image.unwrap().image, status.image_ref)
+        };
+        let names = |all: &[&str]| Some(all.iter().map(|&name| name.to_owned()).collect());
+        let image = ImageInspect {
+            repo_tags: names(&["a:1", "a:2"]),
+            repo_digests: names(&["a@sha256:2"]),
+            ..ImageInspect::default()
+        };
+        let expected = |name: &str, exact: &str| (name.to_owned(), exact.to_owned());
+        assert_eq!(called("sha256:1", image), expected("a:1", "a@sha256:2"));
+        assert_eq!(called("sha256:1", ImageInspect::default()), expected("sha256:1", "sha256:1"));
+        assert_eq!(called("b:2", ImageInspect::default()), expected("b:2", "sha256:1"));
     }
 }

@@ -62,7 +62,9 @@ impl DockerRuntime {
     async fn set_up_sandbox(&self, id: &str, config: &PodSandboxConfig) -> Result<()> {
         let checkpoint = Checkpoint::new(config);
         self.checkpoints.write(id, &checkpoint).await?;
-        self.engine.start_container(id, None).await.map_err(|error| {
+        let started = self.engine.start_container(id, None).await;
+        self.containers_changed();
+        started.map_err(|error| {
             Error::docker(format!("failed to start sandbox container {id}"), error)
         })?;
         let resolv_conf = config::resolv_conf(config);
@@ -245,20 +247,31 @@ impl DockerRuntime {
         &self,
         filter: Option<&PodSandboxFilter>,
     ) -> Result<Vec<PodSandbox>> {
-        let everything = filter.is_none_or(|filter| *filter == PodSandboxFilter::default());
-        // Before the list: a sandbox has its container first.
-        let kept = if everything { self.checkpoints.list().await? } else { Vec::new() };
-        let selector = filter.map(|filter| &filter.label_selector).into_iter().flatten();
-        let labels: Vec<_> = selector.map(|(key, value)| format!("{key}={value}")).collect();
+        let filter = filter.filter(|filter| **filter != PodSandboxFilter::default());
+        let Some(filter) = filter else { return self.all_sandboxes().await };
+        let selector = &filter.label_selector;
+        let labels: Vec<_> = selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let listed = self.list(Kind::Sandbox, &labels).await?;
-        let ids: HashSet<_> = listed.iter().filter_map(|container| container.id.clone()).collect();
-        let mut all: Vec<_> = listed.into_iter().filter_map(item).collect();
-        if let Some(filter) = filter {
-            all.retain(|sandbox| {
-                sandbox.id.starts_with(&filter.id)
-                    && filter.state.is_none_or(|wanted| wanted.state == sandbox.state)
-            });
-        }
+        let all = listed.into_iter().filter_map(item).filter(|sandbox| {
+            sandbox.id.starts_with(&filter.id)
+                && filter.state.is_none_or(|wanted| wanted.state == sandbox.state)
+        });
+        Ok(all.collect())
+    }
+
+    async fn all_sandboxes(&self) -> Result<Vec<PodSandbox>> {
+        // Before the list: a sandbox has its container first.
+        let kept = self.checkpoints.list().await?;
+        let mut all = match self.sandboxes.get(&()) {
+            Ok(all) => all,
+            Err(absent) => {
+                let listed = self.list(Kind::Sandbox, &[]).await?;
+                let all: Vec<_> = listed.into_iter().filter_map(item).collect();
+                self.sandboxes.insert((), all.clone(), absent);
+                all
+            }
+        };
+        let ids: HashSet<_> = all.iter().map(|sandbox| sandbox.id.clone()).collect();
         for id in kept.into_iter().filter(|id| !ids.contains(id)) {
             if let Some(kept) = self.checkpoints.read(&id).await? {
                 all.push(PodSandbox {
