@@ -21,6 +21,7 @@ mod event_sender;
 mod events;
 mod exec;
 mod hijack;
+mod image_names;
 pub mod images;
 mod info;
 mod labels;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use longshore_cri::v1::{Container, PodSandbox};
 
 use crate::checkpoint::Checkpoints;
-use crate::container::status::ImageNames;
 use crate::creations::Creations;
 use crate::event_cache::EventCache;
 use crate::event_sender::EventSender;
+use crate::image_names::ImageNames;
 use crate::info::Info;
 use crate::layer_sizes::LayerSizes;
 use crate::logs::Logs;

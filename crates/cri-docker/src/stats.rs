@@ -12,6 +12,7 @@ use longshore_cri::v1::{
 };
 
 use crate::error::docker_status;
+use crate::image_names::ImageNames;
 use crate::labels::Kind;
 use crate::runtime::DockerRuntime;
 use crate::{Error, Result, container, timestamp};
@@ -32,8 +33,8 @@ impl DockerRuntime {
         let known = self.inspect(id, Kind::Container).await?;
         let id = known.id.as_deref().unwrap_or(id);
         let not_found = || Error::NotFound { kind: "container", id: id.to_owned() };
-        let status = container::status::status(&known, container::status::ImageNames::default())
-            .ok_or_else(not_found)?;
+        let status =
+            container::status::status(&known, ImageNames::default()).ok_or_else(not_found)?;
         let container = Container {
             id: status.id,
             metadata: status.metadata,

@@ -15,8 +15,8 @@ use longshore_cri::v1::{
     LinuxContainerResources, Mount, PodSandboxConfig,
 };
 
-use self::status::ImageNames;
 use crate::error::{docker_status, docker_text};
+use crate::image_names::ImageNames;
 use crate::labels::Kind;
 use crate::runtime::DockerRuntime;
 use crate::{Error, Result, names, resources, security};

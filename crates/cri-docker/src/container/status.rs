@@ -1,28 +1,11 @@
 //! How containers stand: the engine's words → CRI's. Pure.
 
-use bollard::models::{
-    ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum, ImageInspect,
-};
+use bollard::models::{ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum};
 use longshore_cri::v1::{Container, ContainerState, ContainerStatus, ImageSpec};
 
 use super::config;
+use crate::image_names::ImageNames;
 use crate::{labels, mounts, names, resources, timestamp};
-
-/// What an image is called.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct ImageNames {
-    /// Its first tag.
-    tag: Option<String>,
-    /// Its first digest.
-    digest: Option<String>,
-}
-
-impl From<ImageInspect> for ImageNames {
-    fn from(image: ImageInspect) -> Self {
-        let first = |names: Option<Vec<String>>| names.and_then(|all| all.into_iter().next());
-        Self { tag: first(image.repo_tags), digest: first(image.repo_digests) }
-    }
-}
 
 /// A line of a list; `None` for what has no name of ours.
 pub(crate) fn item(container: ContainerSummary) -> Option<Container> {
@@ -152,7 +135,7 @@ pub(crate) fn state(container: &ContainerInspectResponse) -> ContainerState {
 
 #[cfg(test)]
 mod tests {
-    use bollard::models::{ContainerConfig, ContainerState as DockerState};
+    use bollard::models::{ContainerConfig, ContainerState as DockerState, ImageInspect};
 
     use super::*;
 
