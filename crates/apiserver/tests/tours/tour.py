@@ -274,8 +274,13 @@ def finalize(kind):
         return
     if found.kind == "Namespace" or kind.suffix == "namespace":
         core.replace_namespace_finalize(kind.name, {"metadata": {"name": kind.name}, "spec": {"finalizers": []}})
-    else:
+        return
+    try:
         clear(kind)
+    except ApiException as error:
+        # the server itself may have ended it meanwhile
+        if error.status != 404:
+            raise
 
 
 def watched(kind, revision, expected):
