@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use longshore_structural::{Path, ReadError, Schema};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use serde_json::Value;
+use tokio::sync::watch;
 
 use crate::api_types::{
     Column, Conversion, ConversionWebhook, Definition, Gvk, Live, READ_WRITE, Resource, SCALE,
@@ -101,7 +102,7 @@ pub(crate) struct Entry {
 pub(crate) struct Definitions {
     /// Those of this server's own.
     optional: Vec<&'static Resource>,
-    current: RwLock<Arc<Snapshot>>,
+    current: watch::Sender<Arc<Snapshot>>,
     rows: Mutex<HashMap<Row, &'static Resource>>,
 }
 
@@ -115,7 +116,12 @@ impl Definitions {
 
     /// The kinds at this time.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        self.current.read().clone()
+        self.current.borrow().clone()
+    }
+
+    /// The kinds at any time from now on.
+    pub(crate) fn follow(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.current.subscribe()
     }
 
     /// Serves these definitions from now on. Returns the resources that are not served any more.
@@ -146,7 +152,7 @@ impl Definitions {
             let versions = || order(a.version, b.version);
             a.group.cmp(b.group).then_with(versions).then_with(|| a.plural.cmp(b.plural))
         });
-        let last = std::mem::replace(&mut *self.current.write(), Arc::new(next));
+        let last = self.current.send_replace(Arc::new(next));
         let now = self.snapshot();
         // The row stays, what it refers to is freed.
         let is_served = |old: &Resource| now.resources.iter().any(|r| std::ptr::eq(*r, old));

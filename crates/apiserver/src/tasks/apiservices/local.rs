@@ -21,8 +21,8 @@ const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 /// Its value for built-in groups, and for those of custom resources.
 const ON_START: &str = "onstart";
 const ALWAYS: &str = "true";
-/// How often the served groups are looked at.
-const INTERVAL: Duration = Duration::from_millis(500);
+/// The pause after a failure, and after changes, which often come together.
+const PAUSE: Duration = Duration::from_millis(500);
 /// The priorities of groups of custom resources.
 const CUSTOM: (i64, i64) = (1000, 100);
 
@@ -80,15 +80,22 @@ fn served(custom: &[&'static Resource]) -> Served {
 /// Follows what is served, for ever.
 pub(super) async fn run(api: &Api) {
     let mut done = Served::new();
+    let mut definitions = api.definitions.follow();
     loop {
-        let now = served(api.definitions.snapshot().resources());
-        if now != done {
-            match reconcile(api, &now, true).await {
-                Ok(()) => done = now,
-                Err(error) => tracing::warn!(%error, "cannot write the local APIServices"),
+        let now = served(definitions.borrow_and_update().clone().resources());
+        let reconciled = match now == done {
+            true => Ok(()),
+            false => reconcile(api, &now, true).await,
+        };
+        match reconciled {
+            Ok(()) => {
+                done = now;
+                // The sender lives as long as the server.
+                let _ = definitions.changed().await;
             }
+            Err(error) => tracing::warn!(%error, "cannot write the local APIServices"),
         }
-        sleep(INTERVAL).await;
+        sleep(PAUSE).await;
     }
 }
 
