@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
@@ -157,13 +157,9 @@ impl<'a> Cluster<'a> {
 
     /// What the daemons use now; errs when one of them has ended.
     pub(crate) fn uses(&mut self) -> Result<Uses<Use>> {
-        let of = |daemon: &mut Daemon| -> Result<Use> {
-            daemon.check_running()?;
-            process::look(daemon.pid()).with_context(|| daemon.name().to_owned())
-        };
         Ok(Uses {
-            node: of(self.node.daemon())?,
-            apiserver: of(self.apiserver.daemon())?,
+            node: process::look_at_daemon(self.node.daemon())?,
+            apiserver: process::look_at_daemon(self.apiserver.daemon())?,
             runtime: process::look_at_all(&self.runtime()?)?,
         })
     }

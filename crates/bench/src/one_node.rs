@@ -3,19 +3,19 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Service, ServiceAccount};
 use kube::Api;
 use kube::api::PostParams;
-use longshore_testkit::{Daemon, Dns, Host, PAUSE, wait_until};
+use longshore_testkit::{Dns, Host, PAUSE, wait_until};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::burst::all_ready;
 use crate::cluster::Cluster;
 use crate::pods::Changes;
-use crate::process::{self, Memory, Use};
+use crate::process::{Memory, Use, look_at_daemon};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 const GRACE: Duration = Duration::from_secs(10);
@@ -62,7 +62,7 @@ async fn measure(host: &mut Host, pods: u16, seconds: u16) -> Result<Results> {
     let mut look = || -> Result<Vec<(String, Use)>> {
         let daemons = cluster.daemons();
         let all = daemons.into_iter().chain([controllers.daemon(), dns.daemon()]);
-        all.map(used).collect()
+        all.map(|daemon| Ok((daemon.name().to_owned(), look_at_daemon(daemon)?))).collect()
     };
     let (start, before) = (Instant::now(), look()?);
     tokio::time::sleep(Duration::from_secs(seconds.into())).await;
@@ -77,12 +77,6 @@ async fn measure(host: &mut Host, pods: u16, seconds: u16) -> Result<Results> {
     controllers.daemon().terminate(GRACE)?;
     cluster.stop()?;
     Ok(results)
-}
-
-fn used(daemon: &mut Daemon) -> Result<(String, Use)> {
-    daemon.check_running()?;
-    let used = process::look(daemon.pid()).with_context(|| daemon.name().to_owned())?;
-    Ok((daemon.name().to_owned(), used))
 }
 
 /// A deployment behind a service, until its pods are Ready.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use longshore_testkit::Host;
+use longshore_testkit::{Daemon, Host};
 use nix::time::ClockId;
 use nix::unistd::Pid;
 use procfs::process::Process;
@@ -47,6 +47,12 @@ pub(crate) fn look(pid: u32) -> Result<Use> {
             peak: kib(status.vmhwm),
         },
     })
+}
+
+/// Looks at a daemon, which must run.
+pub(crate) fn look_at_daemon(daemon: &mut Daemon) -> Result<Use> {
+    daemon.check_running()?;
+    look(daemon.pid()).with_context(|| daemon.name().to_owned())
 }
 
 /// What several processes use together.

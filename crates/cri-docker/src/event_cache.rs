@@ -26,29 +26,43 @@ struct Known<K, V> {
     answers: HashMap<K, (Instant, V)>,
 }
 
-/// The question is to be asked: there had been so many changes when that was found.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Absent(u64);
-
 impl<K: Eq + Hash, V: Clone> EventCache<K, V> {
     pub(crate) fn new(age: Duration) -> Self {
         let known = Known { is_followed: false, changes: 0, answers: HashMap::new() };
         Self { age, known: Mutex::new(known) }
     }
 
-    /// The answer, if it holds.
-    pub(crate) fn get(&self, question: &K) -> Result<V, Absent> {
+    /// The answer that holds, or else the engine's, which is kept unless something changes meanwhile.
+    ///
+    /// # Errors
+    /// Of the engine; they are not kept.
+    pub(crate) async fn get<E>(
+        &self,
+        question: K,
+        ask: impl Future<Output = Result<V, E>>,
+    ) -> Result<V, E> {
+        let changes = match self.known(&question) {
+            Ok(answer) => return Ok(answer),
+            Err(changes) => changes,
+        };
+        let answer = ask.await?;
+        self.insert(question, answer.clone(), changes);
+        Ok(answer)
+    }
+
+    /// The answer, if it holds, or how many changes there were so far.
+    fn known(&self, question: &K) -> Result<V, u64> {
         let known = self.known.lock();
         match known.answers.get(question) {
             Some((at, answer)) if at.elapsed() < self.age => Ok(answer.clone()),
-            _ => Err(Absent(known.changes)),
+            _ => Err(known.changes),
         }
     }
 
-    /// Keeps an answer, unless something has changed since it was absent.
-    pub(crate) fn insert(&self, question: K, answer: V, asked: Absent) {
+    /// Keeps an answer, unless there have been more changes.
+    fn insert(&self, question: K, answer: V, changes: u64) {
         let mut known = self.known.lock();
-        if !known.is_followed || known.changes != asked.0 {
+        if !known.is_followed || known.changes != changes {
             return;
         }
         if known.answers.len() >= ANSWERS {
@@ -83,46 +97,46 @@ mod tests {
 
     const AGE: Duration = Duration::from_secs(10);
 
-    fn ask(cache: &EventCache<&'static str, u32>, answer: u32) -> u32 {
-        cache.get(&"q").unwrap_or_else(|absent| {
-            cache.insert("q", answer, absent);
-            answer
-        })
+    async fn ask(cache: &EventCache<&'static str, u32>, answer: u32) -> u32 {
+        cache.get("q", async { Ok::<_, ()>(answer) }).await.unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn answers_hold_until_something_changes() {
         let cache = EventCache::new(AGE);
-        assert_eq!((ask(&cache, 1), ask(&cache, 2)), (1, 2), "not followed");
+        assert_eq!((ask(&cache, 1).await, ask(&cache, 2).await), (1, 2), "not followed");
         cache.follow(true);
-        assert_eq!((ask(&cache, 3), ask(&cache, 4)), (3, 3));
+        assert_eq!((ask(&cache, 3).await, ask(&cache, 4).await), (3, 3));
         cache.changed();
-        assert_eq!((ask(&cache, 5), ask(&cache, 6)), (5, 5));
+        assert_eq!((ask(&cache, 5).await, ask(&cache, 6).await), (5, 5));
         tokio::time::advance(AGE).await;
-        assert_eq!((ask(&cache, 7), ask(&cache, 8)), (7, 7), "too old");
+        assert_eq!((ask(&cache, 7).await, ask(&cache, 8).await), (7, 7), "too old");
         cache.follow(false);
-        assert_eq!((ask(&cache, 9), ask(&cache, 10)), (9, 10), "not followed any more");
+        assert_eq!((ask(&cache, 9).await, ask(&cache, 10).await), (9, 10), "not followed any more");
     }
 
-    #[test]
-    fn an_answer_from_before_a_change_is_not_kept() {
+    #[tokio::test]
+    async fn an_answer_from_before_a_change_is_not_kept() {
         let cache = EventCache::new(AGE);
         cache.follow(true);
-        let absent = cache.get(&"q").unwrap_err();
-        cache.changed();
-        cache.insert("q", 1, absent);
-        assert!(cache.get(&"q").is_err());
+        let answer = async {
+            cache.changed();
+            Ok::<_, ()>(1)
+        };
+        assert_eq!(cache.get("q", answer).await, Ok(1));
+        assert!(cache.known(&"q").is_err());
+        assert_eq!(cache.get("q", async { Err("failed") }).await, Err("failed"));
+        assert!(cache.known(&"q").is_err());
     }
 
-    #[test]
-    fn there_is_room_for_new_answers() {
+    #[tokio::test]
+    async fn there_is_room_for_new_answers() {
         let cache = EventCache::new(AGE);
         cache.follow(true);
         for question in 0..=ANSWERS {
-            let absent = cache.get(&question).unwrap_err();
-            cache.insert(question, (), absent);
+            assert_eq!(cache.get(question, async { Ok::<_, ()>(()) }).await, Ok(()));
         }
-        assert!(cache.get(&ANSWERS).is_ok());
+        assert!(cache.known(&ANSWERS).is_ok());
         assert!(cache.known.lock().answers.len() <= ANSWERS);
     }
 }

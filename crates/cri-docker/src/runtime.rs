@@ -78,16 +78,9 @@ impl DockerRuntime {
     /// # Errors
     /// Of the engine.
     pub(crate) async fn version(&self) -> Result<String> {
-        let absent = match self.versions.get(&()) {
-            Ok(version) => return Ok(version),
-            Err(absent) => absent,
-        };
-        let answer = self.engine.version().await;
-        let answer =
-            answer.map_err(|error| Error::docker("failed to get docker version", error))?;
-        let version = answer.version.unwrap_or_default();
-        self.versions.insert((), version.clone(), absent);
-        Ok(version)
+        let ask = async { Ok(self.engine.version().await?.version.unwrap_or_default()) };
+        let version = self.versions.get((), ask).await;
+        version.map_err(|error| Error::docker("failed to get docker version", error))
     }
 
     /// What the engine says of itself.

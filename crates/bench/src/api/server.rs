@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use hyper::Request;
 use kube::Client;
 use longshore_testkit::{Daemon, Host, program};
@@ -127,13 +127,9 @@ impl<'a> Server<'a> {
 
     /// What its processes use now; errs when one of them has ended.
     pub(super) fn uses(&mut self) -> Result<Uses> {
-        let of = |daemon: &mut Daemon| -> Result<Use> {
-            daemon.check_running()?;
-            process::look(daemon.pid()).with_context(|| daemon.name().to_owned())
-        };
         Ok(Uses {
-            apiserver: of(&mut self.apiserver)?,
-            etcd: self.etcd.as_mut().map(of).transpose()?,
+            apiserver: process::look_at_daemon(&mut self.apiserver)?,
+            etcd: self.etcd.as_mut().map(process::look_at_daemon).transpose()?,
         })
     }
 

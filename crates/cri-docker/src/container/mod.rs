@@ -255,14 +255,11 @@ impl DockerRuntime {
     }
 
     async fn all_containers(&self) -> Result<Vec<Container>> {
-        let absent = match self.containers.get(&()) {
-            Ok(all) => return Ok(all),
-            Err(absent) => absent,
+        let list = async {
+            let listed = self.list(Kind::Container, &[]).await?;
+            Ok(listed.into_iter().filter_map(status::item).collect())
         };
-        let listed = self.list(Kind::Container, &[]).await?;
-        let all: Vec<_> = listed.into_iter().filter_map(status::item).collect();
-        self.containers.insert((), all.clone(), absent);
-        Ok(all)
+        self.containers.get((), list).await
     }
 
     /// How a container stands. The log of one that has ended is complete then.
@@ -285,16 +282,9 @@ impl DockerRuntime {
 
     /// What an image is called; none that is gone.
     async fn image_names(&self, id: String) -> Result<ImageNames> {
-        let absent = match self.image_names.get(&id) {
-            Ok(names) => return Ok(names),
-            Err(absent) => absent,
-        };
-        match self.engine.inspect_image(&id).await {
-            Ok(image) => {
-                let names = ImageNames::from(image);
-                self.image_names.insert(id, names.clone(), absent);
-                Ok(names)
-            }
+        let ask = async { self.engine.inspect_image(&id).await.map(ImageNames::from) };
+        match self.image_names.get(id.clone(), ask).await {
+            Ok(names) => Ok(names),
             Err(error) if docker_status(&error) == Some(404) => Ok(ImageNames::default()),
             Err(error) => Err(Error::docker(format!("inspect image {id:?}"), error)),
         }

@@ -262,15 +262,11 @@ impl DockerRuntime {
     async fn all_sandboxes(&self) -> Result<Vec<PodSandbox>> {
         // Before the list: a sandbox has its container first.
         let kept = self.checkpoints.list().await?;
-        let mut all = match self.sandboxes.get(&()) {
-            Ok(all) => all,
-            Err(absent) => {
-                let listed = self.list(Kind::Sandbox, &[]).await?;
-                let all: Vec<_> = listed.into_iter().filter_map(item).collect();
-                self.sandboxes.insert((), all.clone(), absent);
-                all
-            }
+        let list = async {
+            let listed = self.list(Kind::Sandbox, &[]).await?;
+            Ok::<_, Error>(listed.into_iter().filter_map(item).collect())
         };
+        let mut all: Vec<_> = self.sandboxes.get((), list).await?;
         let ids: HashSet<_> = all.iter().map(|sandbox| sandbox.id.clone()).collect();
         for id in kept.into_iter().filter(|id| !ids.contains(id)) {
             if let Some(kept) = self.checkpoints.read(&id).await? {
