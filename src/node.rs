@@ -79,7 +79,7 @@ use crate::shutdown;
 use crate::status::StatusWriter;
 use crate::terminator::PodTerminator;
 use crate::view::View;
-use crate::worker::{self, Pool, StartupLimiter, WorkerContext};
+use crate::worker::{self, Limiter, Pool, WorkerContext};
 use crate::{allocation, eviction};
 
 /// Capacity of the channels between tasks.
@@ -423,7 +423,8 @@ async fn run_with(
         restart_delays: restart_delays(&config),
         resync_period: SignedDuration::from_nanos(kubelet.sync_frequency.as_nanos()),
         gates: pod_gates(&config),
-        startup_limiter: StartupLimiter::default(),
+        startup_limiter: Limiter::of_starts(),
+        stop_limiter: Limiter::of_stops(),
         garbage: collectors.containers.clone(),
         admission,
         devices: devices.clone(),

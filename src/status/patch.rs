@@ -27,7 +27,11 @@ pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Val
             continue;
         }
         let value = match (key.as_str(), after) {
-            ("conditions", after) => conditions(before, after),
+            // Others may have put them in another order.
+            ("conditions", after) => match conditions(before, after) {
+                changed if changed.is_empty() => continue,
+                changed => Value::Array(changed),
+            },
             // The merge key is the address: replace the list.
             ("podIPs" | "hostIPs", Some(Value::Array(list))) => {
                 let mut list = list.clone();
@@ -86,14 +90,14 @@ fn entries(before: Option<&Map<String, Value>>, after: &Map<String, Value>) -> M
     gone.chain(there).collect()
 }
 
-fn conditions(before: Option<&Value>, after: Option<&Value>) -> Value {
+fn conditions(before: Option<&Value>, after: Option<&Value>) -> Vec<Value> {
     let list = |value: Option<&Value>| value.and_then(Value::as_array).cloned().unwrap_or_default();
     let (before, after) = (list(before), list(after));
     let gone = before.iter().filter(|old| !after.iter().any(|new| new["type"] == old["type"]));
     let gone: Vec<Value> =
         gone.map(|old| json!({"$patch": "delete", "type": old["type"]})).collect();
     let changed = after.into_iter().filter(|condition| !before.contains(condition)).map(complete);
-    Value::Array(changed.chain(gone).collect())
+    changed.chain(gone).collect()
 }
 
 /// Sets missing reason and message to null, as a merge keeps them otherwise.
@@ -144,6 +148,16 @@ mod tests {
         };
         assert_eq!(between("u", &PodStatus::default(), &with("EvictionByEvictionAPI")), None);
         assert!(between("u", &PodStatus::default(), &with("TerminationByKubelet")).is_some());
+    }
+
+    #[test]
+    fn status_patch_is_empty_for_another_order_of_conditions() {
+        let with = |types: [&str; 2]| PodStatus {
+            conditions: Some(types.map(|type_| condition(type_, "True")).into()),
+            ..PodStatus::default()
+        };
+        let (old, new) = (with(["Ready", "Initialized"]), with(["Initialized", "Ready"]));
+        assert_eq!(between("u", &old, &new), None);
     }
 
     #[test]

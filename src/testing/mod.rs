@@ -50,7 +50,7 @@ use crate::gc;
 use crate::registration::RuntimeHealth;
 use crate::status::StatusWriter;
 use crate::terminator::{PodTerminator, Termination};
-use crate::worker::{Metrics, Pool, RestartDelays, StartupLimiter, WorkerContext};
+use crate::worker::{Limiter, Metrics, Pool, RestartDelays, WorkerContext};
 
 /// Pods that may start at once.
 pub(crate) const SLOTS: usize = 2;
@@ -297,7 +297,8 @@ impl Node {
             restart_delays: RestartDelays { base: RESTART_BASE, max: MAX_RESTART_DELAY },
             resync_period: SignedDuration::from_secs(60),
             gates: Gates::default(),
-            startup_limiter: StartupLimiter::new(SLOTS),
+            startup_limiter: Limiter::new(SLOTS, Duration::from_secs(2)),
+            stop_limiter: Limiter::new(SLOTS, Duration::from_millis(250)),
             allocation,
             garbage: collectors.containers,
             admission,
@@ -370,6 +371,7 @@ impl Node {
             ("containers", world.runs.len()),
             ("reservations", context.admission.reserved()),
             ("startup slots", SLOTS - context.startup_limiter.free()),
+            ("stop slots", SLOTS - context.stop_limiter.free()),
             ("registrations of objects", context.objects.registered()),
             ("directories", dirs),
         ]

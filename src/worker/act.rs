@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::WorkerContext;
-use super::startup_limiter::StartupSlot;
+use super::limiter::Slot;
 use super::steps::{Failure, Outcome};
 use super::stop::{StopRequest, stop};
 
@@ -55,7 +55,7 @@ pub(super) struct ContainerStart {
     /// each after the postStart hook of the previous one. `None` for a restart.
     pub(super) start_lock: Option<Arc<Mutex<()>>>,
     /// Released when it has started, or failed to.
-    pub(super) slot: Arc<StartupSlot>,
+    pub(super) slot: Arc<Slot>,
 }
 
 impl StepContext {
@@ -112,7 +112,7 @@ impl StepContext {
         old: Vec<String>,
         attempt: u32,
         volumes: Volumes,
-        slot: Arc<StartupSlot>,
+        slot: Arc<Slot>,
         cancellation: CancellationToken,
     ) -> Outcome {
         match self.sandbox(old, attempt, volumes, &slot, &cancellation).await {
@@ -128,7 +128,7 @@ impl StepContext {
         old: Vec<String>,
         attempt: u32,
         volumes: Volumes,
-        slot: &StartupSlot,
+        slot: &Slot,
         cancellation: &CancellationToken,
     ) -> Result<Option<Arc<PodMounts>>, Failure> {
         for id in old {
@@ -171,7 +171,7 @@ impl StepContext {
         &self,
         attempt: u32,
         groups: Vec<i64>,
-        slot: &StartupSlot,
+        slot: &Slot,
         cancellation: &CancellationToken,
     ) -> Result<(), Failure> {
         let prepare = Box::pin(self.context.claims.prepare(&self.pod));

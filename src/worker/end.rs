@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::SignedDuration;
 use longshore_base::{clock, time};
+use longshore_pod::Timestamp;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec;
 use longshore_pod::spec::describe;
@@ -18,6 +20,9 @@ use super::Why;
 use super::state::{PodState, Wake};
 use super::steps::Subject;
 use super::task::{Next, Task};
+
+/// How long the exit of a pod's last container is withheld, to be reported with the end of the pod.
+const STATUS_WITHHELD: SignedDuration = SignedDuration::from_secs(1);
 
 /// How long the pod's containers may take to stop.
 pub(super) fn grace(pod: &Pod) -> Duration {
@@ -32,11 +37,13 @@ pub(super) struct Terminating {
     why: Why,
     /// Sandboxes that were stopped and have released their resources.
     stopped: HashSet<String>,
+    /// Since when no container runs any more.
+    ended_at: Option<Timestamp>,
 }
 
 impl Terminating {
     pub(super) fn new(grace: Duration, why: Why) -> Self {
-        Self { grace, why, stopped: HashSet::new() }
+        Self { grace, why, stopped: HashSet::new(), ended_at: None }
     }
 
     /// The grace period can be shortened, not extended.
@@ -62,18 +69,21 @@ impl Terminating {
         if !observed.partial {
             state.follow_probes(&observed);
         }
-        state.report_status(&observed, false);
         let ended = state.stop_containers(&observed, self.grace);
+        let withheld_until = self.withheld_until(state, ended && !observed.partial, now);
+        if withheld_until.is_none() {
+            state.report_status(&observed, false);
+        }
         if observed.partial {
             return Next::Wait(state.note_partial(now));
         }
         state.failures.complete();
         // Steps that are under way may still change something.
         if !ended || !state.steps.is_empty() {
-            return Next::Wait(Wake(None));
+            return Next::Wait(Wake(withheld_until));
         }
         if let Some(at) = state.failures.pod_retry_at(now) {
-            return Next::Wait(Wake(Some(at)));
+            return Next::Wait(Wake(withheld_until.into_iter().chain([at]).min()));
         }
         let sandboxes = self.to_stop(&observed);
         let step_context = state.step_context();
@@ -83,10 +93,27 @@ impl Terminating {
             }
             // Before the final status, on which the claims are deallocated.
             state.steps.begin(Subject::Pod, |_| step_context.unprepare_claims());
-            return Next::Wait(Wake(None));
+            return Next::Wait(Wake(withheld_until));
         }
         state.steps.begin(Subject::Pod, |_| step_context.stop_sandboxes(sandboxes));
-        Next::Wait(Wake(None))
+        Next::Wait(Wake(withheld_until))
+    }
+
+    /// Until when the exit of the last container is not reported: once its sandbox is stopped, which is soon, it is
+    /// reported together with the end of the pod.
+    fn withheld_until(
+        &mut self,
+        state: &PodState,
+        ended: bool,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        if !ended {
+            self.ended_at = None;
+            return None;
+        }
+        let until = self.ended_at.get_or_insert(now).checked_add(STATUS_WITHHELD).ok()?;
+        let fails = state.failures.pod_error().is_some();
+        (until > now && !fails).then_some(until)
     }
 
     /// The sandboxes that are not stopped, or may hold resources: one that died by itself keeps its

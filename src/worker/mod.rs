@@ -10,11 +10,11 @@ mod data;
 mod end;
 mod failures;
 mod inputs;
+mod limiter;
 mod metrics;
 mod pool;
 mod report;
 mod resize;
-mod startup_limiter;
 mod state;
 mod steps;
 mod stop;
@@ -25,9 +25,9 @@ mod task;
 #[cfg(test)]
 mod tests;
 
+pub use limiter::Limiter;
 pub use metrics::Metrics;
 pub use pool::{Pool, RestartDelays, WorkerContext};
-pub use startup_limiter::StartupLimiter;
 
 /// Why a pod is terminated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

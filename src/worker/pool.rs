@@ -23,8 +23,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
+use super::limiter::Limiter;
 use super::metrics::Metrics;
-use super::startup_limiter::StartupLimiter;
 use super::supervisor::{Start, Supervisor, WorkerEvent};
 use super::task::Task;
 use crate::admission::Admission;
@@ -75,7 +75,9 @@ pub struct WorkerContext {
     /// The feature gates in force.
     pub gates: Gates,
     /// Limit of parallel pod starts.
-    pub startup_limiter: StartupLimiter,
+    pub startup_limiter: Limiter,
+    /// Limit of parallel container stops.
+    pub stop_limiter: Limiter,
     /// Allocated resources.
     pub allocation: Allocation,
     /// Garbage collection of containers.

@@ -14,9 +14,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
 
 use super::WorkerContext;
+use super::limiter::Slot;
 
 /// Minimum time between the stop signal and the kill, whatever time the preStop hook took.
 const LEAST: Duration = Duration::from_secs(2);
+/// How long a container waits for others to be stopped first, at most.
+const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Backoff of failed calls.
 const RETRY_BASE: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(10);
@@ -131,10 +134,12 @@ async fn stop_after_hook(
             () = deadline.passed() => {}
         }
     }
+    let slot = context.stop_limiter.slot();
+    let mut waited = wait_for_slot(&slot, &mut deadline).await;
     let mut delays = Delays::doubling(RETRY_BASE, RETRY_MAX);
     loop {
         let at = deadline.at();
-        let grace = deadline.left().max(LEAST);
+        let grace = deadline.left().saturating_add(waited).max(LEAST);
         let call = context.runtime.stop_container(spec::uid(pod), &run.id, &run.sandbox_id, grace);
         let error = tokio::select! {
             stopped = call => match stopped {
@@ -143,7 +148,10 @@ async fn stop_after_hook(
                 Err(error) => error.to_string(),
             },
             // The call in progress has a longer grace period: it is cancelled and made again.
-            () = deadline.moved(at), if grace > LEAST => continue,
+            () = deadline.moved(at), if grace > LEAST => {
+                waited = Duration::ZERO;
+                continue;
+            }
         };
         debug!(pod = describe(pod), container = run.name, error, "container not stopped yet");
         let message = format!("error killing pod: {error}");
@@ -153,6 +161,20 @@ async fn stop_after_hook(
             // It has exited for another reason.
             _ = observed.wait_for(|seen| !may_run(seen, &run.id)) => return,
         }
+    }
+}
+
+/// Waits for a slot, unless the container is to end at once. Gives the time it took, which does not count
+/// as grace: the container has not got its stop signal.
+async fn wait_for_slot(slot: &Slot, deadline: &mut Deadline) -> Duration {
+    let (start, at) = (Instant::now(), deadline.at());
+    if deadline.left().is_zero() {
+        return Duration::ZERO;
+    }
+    tokio::select! {
+        () = slot.acquire() => start.elapsed(),
+        () = sleep(MAX_WAIT) => start.elapsed(),
+        () = deadline.moved(at) => Duration::ZERO,
     }
 }
 
@@ -184,16 +206,49 @@ mod tests {
         for (pods_grace, expected) in [(20, 40), (900, 200)] {
             let (mut deadline, pods) = deadline(200);
             let start = Instant::now();
-            let shorten = async {
+            let shortening = async {
                 sleep(Duration::from_millis(20)).await;
                 pods.send_replace(Some(Instant::now() + Duration::from_millis(pods_grace)));
                 std::future::pending::<()>().await;
             };
             tokio::select! {
-                () = shorten => {}
+                () = shortening => {}
                 () = deadline.passed() => {}
             }
             assert_eq!(start.elapsed(), Duration::from_millis(expected));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn grace_period_does_not_run_while_a_stop_waits_for_others() {
+        // grace in ms, the pod's shorter one, and when it is set; what is waited, and for how long
+        let cases = [
+            (9000, None, 5000, 5000),
+            (0, None, 0, 0),
+            (9000, Some((1000, 100)), 0, 1000),
+            (9000, Some((1000, 9500)), 5000, 5000),
+        ];
+        for (grace, shorten, waited, took) in cases {
+            let limiter = super::super::Limiter::new(1, Duration::from_secs(60));
+            let busy = limiter.slot();
+            busy.acquire().await;
+            let (mut deadline, pods) = deadline(grace);
+            let start = Instant::now();
+            let slot = limiter.slot();
+            let wait = wait_for_slot(&slot, &mut deadline);
+            let shortening = async {
+                if let Some((at, left)) = shorten {
+                    sleep(Duration::from_millis(at)).await;
+                    pods.send_replace(Some(Instant::now() + Duration::from_millis(left)));
+                }
+                std::future::pending::<Duration>().await
+            };
+            let is = tokio::select! {
+                waited = wait => waited,
+                waited = shortening => waited,
+            };
+            assert_eq!(is, Duration::from_millis(waited), "{grace} {shorten:?}");
+            assert_eq!(start.elapsed(), Duration::from_millis(took), "{grace} {shorten:?}");
         }
     }
 }

@@ -24,7 +24,7 @@ use super::Why;
 use super::act::ContainerStart;
 use super::data::PodVolumes;
 use super::end::grace;
-use super::startup_limiter::StartupSlot;
+use super::limiter::Slot;
 use super::state::{PodState, Wake};
 use super::steps::{Outcome, Subject};
 use super::stop::{self, StopRequest};
@@ -44,7 +44,7 @@ pub(super) struct Syncing {
     /// Held by the container that is being started.
     start_lock: Arc<Mutex<()>>,
     /// Held while the pod is being started.
-    slot: Arc<StartupSlot>,
+    slot: Arc<Slot>,
 }
 
 impl Syncing {

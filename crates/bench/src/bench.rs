@@ -124,9 +124,9 @@ async fn rest(
 }
 
 impl Round {
-    /// The quickest removal of all pods in the round's floors, in seconds.
-    pub(crate) fn removal_floor(&self) -> Option<f64> {
-        self.floors.iter().map(|floor| floor.removal_seconds).min_by(f64::total_cmp)
+    /// The round's floor with the quickest removal of all pods.
+    pub(crate) fn removal_floor(&self) -> Option<&Floor> {
+        self.floors.iter().min_by(|a, b| a.removal_seconds.total_cmp(&b.removal_seconds))
     }
 
     /// The quickest of the round's floors; there is one.

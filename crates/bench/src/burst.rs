@@ -74,11 +74,7 @@ pub(crate) async fn of(cluster: &mut Cluster<'_>, manifests: &[Pod]) -> Result<B
 
     tokio::time::sleep(TAIL).await;
     let (after, host_after) = (cluster.uses()?, cluster.host_cpu_seconds());
-    let mut requests = cluster.requests().await?;
-    for (what, count) in &mut requests {
-        *count -= requests_before.get(what).copied().unwrap_or(0);
-    }
-    requests.retain(|_, count| *count > 0);
+    let requests = cluster.requests_since(&requests_before).await?;
     let each =
         sent.iter().filter_map(|(name, sent)| Some((*ready.get(name)? - *sent).as_secs_f64()));
     Ok(Burst {

@@ -201,6 +201,19 @@ impl<'a> Cluster<'a> {
         Ok(request_counts(&self.client.request_text(request).await?))
     }
 
+    /// Those that it has answered since it had answered `before`.
+    pub(crate) async fn requests_since(
+        &self,
+        before: &BTreeMap<String, u64>,
+    ) -> Result<BTreeMap<String, u64>> {
+        let mut requests = self.requests().await?;
+        for (what, count) in &mut requests {
+            *count -= before.get(what).copied().unwrap_or(0);
+        }
+        requests.retain(|_, count| *count > 0);
+        Ok(requests)
+    }
+
     pub(crate) async fn machine(&self) -> Result<Machine> {
         let status = self.nodes().get(&self.host.name()).await?.status.unwrap_or_default();
         let info = status.node_info.unwrap_or_default();

@@ -1,5 +1,5 @@
 //! All pods are deleted at once.
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -26,6 +26,10 @@ pub(crate) struct Deletion {
     pub(crate) sandboxes_seconds: f64,
     /// Until the last sandbox is gone.
     pub(crate) cpu_seconds: Uses<f64>,
+    /// Of everything on the host, in that time.
+    pub(crate) host_cpu_seconds: Option<f64>,
+    /// Of everybody to the apiserver in that time, by verb and resource.
+    pub(crate) requests: BTreeMap<String, u64>,
 }
 
 pub(crate) async fn run(
@@ -35,7 +39,8 @@ pub(crate) async fn run(
 ) -> Result<Deletion> {
     let pods = cluster.pods();
     let (_, mut changes) = Changes::open(&pods, TIMEOUT).await?;
-    let before = cluster.uses()?;
+    let requests_before = cluster.requests().await?;
+    let (before, host_before) = (cluster.uses()?, cluster.host_cpu_seconds());
 
     let start = Instant::now();
     let params = DeleteParams::default().grace_period(GRACE);
@@ -55,7 +60,14 @@ pub(crate) async fn run(
     .await?;
     let sandboxes_seconds = start.elapsed().as_secs_f64();
     let cpu_seconds = cluster.uses()?.cpu_since(&before);
-    Ok(Deletion { seconds, sandboxes_seconds, cpu_seconds })
+    let host_after = cluster.host_cpu_seconds();
+    Ok(Deletion {
+        seconds,
+        sandboxes_seconds,
+        cpu_seconds,
+        host_cpu_seconds: Option::zip(host_after, host_before).map(|(a, b)| a - b),
+        requests: cluster.requests_since(&requests_before).await?,
+    })
 }
 
 async fn all_gone(changes: &mut Changes, names: &[String]) -> Result<()> {

@@ -1,4 +1,5 @@
 //! The results as a table for people.
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 use crate::bench::{Measurements, Round};
@@ -78,7 +79,10 @@ impl Table {
         }
         let Some(last) = rounds.last() else { return };
         self.line("  MiB resident (peak)", self.memory(last.burst.memory));
-        let requests = &last.burst.requests;
+        self.requests(&last.burst.requests);
+    }
+
+    fn requests(&mut self, requests: &BTreeMap<String, u64>) {
         self.line("  requests to the apiserver", requests.values().sum::<u64>());
         for (what, count) in requests {
             self.line("", format!("{count} {what}"));
@@ -141,20 +145,33 @@ impl Table {
         self.line("deletion", "");
         self.line("  last object", format!("{:.2} s", of(|round| round.deletion.seconds)));
         let sandboxes = of(|round| round.deletion.sandboxes_seconds);
-        let floor = median(rounds.iter().filter_map(Round::removal_floor));
+        let floor = median(
+            rounds.iter().filter_map(Round::removal_floor).map(|floor| floor.removal_seconds),
+        );
         let ratio = sandboxes / floor;
         self.line(
             "  last sandbox",
             format!("{sandboxes:.2} s, {ratio:.2} of the floor's {floor:.2} s"),
         );
         self.line("  CPU-seconds", self.medians(rounds, |round| round.deletion.cpu_seconds));
+        let floors = rounds.iter().filter_map(Round::removal_floor);
+        if let Some(floor) = host_cpu(floors.map(|floor| floor.removal_host_cpu_seconds)) {
+            let all = median(rounds.iter().filter_map(|round| round.deletion.host_cpu_seconds));
+            self.line("", format!("everything {all:.2}, {:.2} of the floor", all / floor));
+        }
+        let Some(last) = rounds.last() else { return };
+        self.requests(&last.deletion.requests);
     }
 }
 
 /// CPU-seconds of everything on the host in the floor, if they are known.
 fn floor_cpu(rounds: &[Round]) -> Option<f64> {
-    let all = rounds.iter().filter_map(|round| round.floor()?.host_cpu_seconds);
-    Some(median(all)).filter(|all| *all > 0.0)
+    let floors = rounds.iter().filter_map(Round::floor);
+    host_cpu(floors.map(|floor| floor.host_cpu_seconds))
+}
+
+fn host_cpu(of: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    Some(median(of.flatten())).filter(|all| *all > 0.0)
 }
 
 /// The first round's search.

@@ -200,6 +200,58 @@ async fn pod_crash_loop_backs_off() {
     node.clean().await;
 }
 
+/// The exit of the last container is written with the end of the pod, unless that takes long.
+#[tokio::test(start_paused = true)]
+async fn pod_deletion_writes_a_status_once() {
+    for (hangs, written) in [(false, 1), (true, 2)] {
+        let node = Node::start().await;
+        node.api.put_pod(pod("p", json!({}), json!({})));
+        node.phase(5, "p", "Running").await;
+        if hangs {
+            node.runtime.inject("StopPodSandbox", Fault::Hangs);
+        }
+        node.api.objects().requests.clear();
+        node.api.delete_pod("p", 30);
+        if hangs {
+            let exited = |node: &Node| {
+                !node.api.status("p")["containerStatuses"][0]["state"]["terminated"].is_null()
+            };
+            node.within(2, "the exit is reported", exited).await;
+            node.runtime.end_faults();
+        }
+        node.clean().await;
+        let objects = node.api.objects();
+        let patches = objects.requests.iter().filter(|request| request.starts_with("PATCH"));
+        let patches = patches.filter(|request| request.ends_with("/pods/p/status"));
+        assert_eq!(patches.count(), written, "hangs: {hangs}");
+    }
+}
+
+/// Containers that take long to stop do not delay the stop signals of others, nor lose a part of their grace period
+/// by waiting.
+#[tokio::test(start_paused = true)]
+async fn pod_deletions_do_not_wait_for_slow_containers() {
+    const COUNT: usize = 10;
+    let node = Node::start().await;
+    let start = Instant::now();
+    for n in 0..COUNT {
+        let behaviour = Behaviour { stops_in: seconds(9), ..Behaviour::default() };
+        node.runtime.set_behaviour(&format!("c{n}"), behaviour);
+        let manifest = pod(&format!("p{n}"), json!({}), json!({"name": format!("c{n}")}));
+        node.api.put_pod(manifest);
+    }
+    node.within(60, "all run", |node| node.runtime.running().len() == COUNT).await;
+    let deleted = Instant::now();
+    (0..COUNT).for_each(|n| node.api.delete_pod(&format!("p{n}"), 10));
+    node.clean().await;
+    for n in 0..COUNT {
+        let stops = node.runtime.calls("StopContainer", &format!("c{n}"));
+        assert_eq!(stops.len(), 1, "c{n}, {:?} since the start", start.elapsed());
+        let delay = stops[0].duration_since(deleted);
+        assert!(delay <= seconds(2), "c{n} after {delay:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn pod_deletion_grace_can_be_shortened_and_not_extended() {
     // The first and second deletion after 10 s, and how long the container ran after the first.

@@ -59,6 +59,8 @@ pub(crate) struct Floor {
     pub(crate) host_cpu_seconds: Option<f64>,
     /// From the first call that stops a container to the answer that the last sandbox is removed.
     pub(crate) removal_seconds: f64,
+    /// Of everything on the host, in that time.
+    pub(crate) removal_host_cpu_seconds: Option<f64>,
 }
 
 /// A pod that was started.
@@ -143,6 +145,7 @@ impl Runs {
 
         let remove = remove_all(Arc::clone(&self.calls), started, at_once);
         let removal_seconds = self.on_the_right_network(host, remove).await?;
+        let host_end = process::host_cpu_seconds(host);
         self.remove_cgroups()?;
         Ok(Floor {
             limit,
@@ -151,6 +154,7 @@ impl Runs {
             runtime_cpu_seconds: runtime_after - runtime_before,
             host_cpu_seconds: Option::zip(host_after, host_before).map(|(a, b)| a - b),
             removal_seconds,
+            removal_host_cpu_seconds: Option::zip(host_end, host_after).map(|(a, b)| a - b),
         })
     }
 
