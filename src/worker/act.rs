@@ -14,14 +14,14 @@ use longshore_pod::spec::{self, describe};
 use longshore_runtime::{Error, Present, StartError};
 use longshore_volumes::{PodMounts, Resolved};
 use tokio::sync::Mutex;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::WorkerContext;
 use super::limiter::Slot;
 use super::steps::{Failure, Outcome};
-use super::stop::{StopRequest, stop};
+use super::stop::{MAX_WAIT, StopRequest, stop};
 
 /// Backoff of inspections after a failed call.
 const DISCOVER_BASE: Duration = Duration::from_millis(200);
@@ -236,9 +236,11 @@ impl StepContext {
     }
 
     /// Stops the sandboxes of a pod without running containers.
-    pub(super) async fn stop_sandboxes(self, ids: Vec<String>) -> Outcome {
+    pub(super) async fn stop_sandboxes(self, ids: Vec<String>, slot: Arc<Slot>) -> Outcome {
+        let _ = timeout(MAX_WAIT, slot.acquire()).await;
         let stops = ids.iter().map(|id| self.context.runtime.stop_sandbox(self.uid(), id));
         let stopped = futures::future::join_all(stops).await;
+        slot.release();
         if let Some(error) = stopped.into_iter().find_map(Result::err) {
             return Outcome::Failed(killing(error));
         }

@@ -95,7 +95,8 @@ impl Terminating {
             state.steps.begin(Subject::Pod, |_| step_context.unprepare_claims());
             return Next::Wait(Wake(withheld_until));
         }
-        state.steps.begin(Subject::Pod, |_| step_context.stop_sandboxes(sandboxes));
+        let slot = state.stop_slot.clone();
+        state.steps.begin(Subject::Pod, |_| step_context.stop_sandboxes(sandboxes, slot));
         Next::Wait(Wake(withheld_until))
     }
 

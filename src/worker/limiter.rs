@@ -1,8 +1,9 @@
-//! Limits how many pods are started, and how many containers are stopped, in parallel. A container
-//! runtime starts a hundred pods at once no sooner than a few at a time: its work on each grows with the
-//! number of requests, and all pods become ready late. A pod acquires a slot before its sandbox is
-//! created, and releases it once its first container runs. If a hundred containers are stopped at once,
-//! all networks are released at the end, which plugins do one after the other, while the CPU is idle.
+//! Limits how many pods are started, and how many are stopped, in parallel. A container runtime starts a
+//! hundred pods at once no sooner than a few at a time: its work on each grows with the number of
+//! requests, and all pods become ready late. A pod acquires a slot before its sandbox is created, and
+//! releases it once its first container runs. It acquires one before its first container is stopped,
+//! and releases it once its sandbox is: if a hundred containers are stopped at once, all networks are
+//! released at the end, which plugins do one after the other, while CPUs are idle.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -10,8 +11,9 @@ use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use procfs::{Current, LoadAverage};
 use tokio::sync::Semaphore;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 /// Slots per CPU; containerd was fastest with this number.
@@ -19,31 +21,36 @@ const PER_CPU: usize = 4;
 /// Time after which a slot is released: a pod that takes longer to start waits for something other than
 /// the CPU, or hangs.
 const MAX_START: Duration = Duration::from_secs(2);
-/// A container that takes longer to stop makes use of its grace period. This bounds, too, how long the
-/// stop signals of a node's containers are delayed.
-const MAX_STOP: Duration = Duration::from_millis(250);
+/// The same for one that is stopped.
+const MAX_STOP: Duration = Duration::from_secs(2);
+/// A slot for a stop is released, too, if a CPU is idle at such a time after it was acquired: then the
+/// pod waits for its containers, which make use of their grace period.
+const IDLE_CHECK: Duration = Duration::from_millis(50);
 
-/// Limit of parallel starts of pods, or stops of containers, on a node.
+/// Limit of parallel starts, or stops, of pods on a node.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     slots: Arc<Semaphore>,
     /// After that time a slot is released.
     max_hold: Duration,
+    /// Whether it is released before, looked up every `IDLE_CHECK`.
+    released_if: fn() -> bool,
 }
 
 impl Limiter {
     /// The limit of starts on this machine.
     pub fn of_starts() -> Self {
-        Self::new(default_count(), MAX_START)
+        Self::new(default_count(), MAX_START, || false)
     }
 
     /// The limit of stops on this machine.
     pub fn of_stops() -> Self {
-        Self::new(default_count(), MAX_STOP)
+        Self::new(default_count(), MAX_STOP, is_cpu_idle)
     }
 
-    pub(crate) fn new(count: usize, max_hold: Duration) -> Self {
-        Self { slots: Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS))), max_hold }
+    pub(crate) fn new(count: usize, max_hold: Duration, released_if: fn() -> bool) -> Self {
+        let slots = Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
+        Self { slots, max_hold, released_if }
     }
 
     /// The number of free slots.
@@ -63,6 +70,13 @@ fn default_count() -> usize {
     cpus.saturating_mul(PER_CPU).max(2 * PER_CPU)
 }
 
+/// Whether fewer threads can run than there are CPUs, apart from this one.
+fn is_cpu_idle() -> bool {
+    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    LoadAverage::current()
+        .is_ok_and(|load| usize::try_from(load.cur).is_ok_and(|running| running <= cpus))
+}
+
 /// The slot of one start or stop.
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -72,13 +86,24 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Waits for a slot, in order of arrival, and acquires it.
+    /// Waits for a slot, in order of arrival, and acquires it. One that is held is kept.
     pub(super) async fn acquire(&self) {
+        if self.permit.lock().as_ref().is_some_and(|held| !held.is_finished()) {
+            return;
+        }
         // The semaphore is never closed.
         let Ok(permit) = self.limiter.slots.clone().acquire_owned().await else { return };
-        let max_hold = self.limiter.max_hold;
+        let Limiter { max_hold, released_if, .. } = self.limiter;
         let held = tokio::spawn(async move {
-            sleep(max_hold).await;
+            let idle = async {
+                loop {
+                    sleep(IDLE_CHECK).await;
+                    if released_if() {
+                        return;
+                    }
+                }
+            };
+            let _ = timeout(max_hold, idle).await;
             drop(permit);
         });
         self.set_permit(Some(AbortOnDropHandle::new(held)));
@@ -99,12 +124,13 @@ mod tests {
     use std::task::Poll;
 
     use futures::poll;
+    use tokio::time::Instant;
 
     use super::*;
 
     #[tokio::test]
     async fn slot_is_free_after_its_release() {
-        let limiter = Limiter::new(2, MAX_START);
+        let limiter = Limiter::new(2, MAX_START, || false);
         let pods = [limiter.slot(), limiter.slot(), limiter.slot(), limiter.slot()];
         pods[0].acquire().await;
         pods[1].acquire().await;
@@ -122,11 +148,28 @@ mod tests {
 
     #[tokio::test]
     async fn slot_is_released_after_a_timeout_or_a_drop() {
-        let limiter = Limiter::new(1, MAX_START);
+        let limiter = Limiter::new(1, MAX_START, || false);
         let (hangs, ends, next) = (limiter.slot(), limiter.slot(), limiter.slot());
         hangs.acquire().await;
         ends.acquire().await; // after the timeout
         drop(ends);
         next.acquire().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slot_is_released_when_a_cpu_is_idle() {
+        for (released_if, waited) in [(is_idle as fn() -> bool, IDLE_CHECK), (|| false, MAX_STOP)] {
+            let limiter = Limiter::new(1, MAX_STOP, released_if);
+            let (first, second) = (limiter.slot(), limiter.slot());
+            let start = Instant::now();
+            first.acquire().await;
+            first.acquire().await; // it is held
+            second.acquire().await;
+            assert_eq!(start.elapsed(), waited);
+        }
+    }
+
+    fn is_idle() -> bool {
+        true
     }
 }

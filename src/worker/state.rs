@@ -17,6 +17,7 @@ use super::admit::Admitted;
 use super::end::grace;
 use super::failures::{Failures, Partial};
 use super::inputs::Inputs;
+use super::limiter::Slot;
 use super::resize::Resize;
 use super::steps::Steps;
 use super::stop::{self, StopRequest};
@@ -38,6 +39,8 @@ pub(super) struct PodState {
     pub(super) resize: Resize,
     pub(super) steps: Steps,
     pub(super) grace: GracePeriod,
+    /// Held while the pod is being stopped.
+    pub(super) stop_slot: Arc<Slot>,
     pub(super) stopwatch: Stopwatch,
 }
 
@@ -60,10 +63,16 @@ impl GracePeriod {
         self.0.send_modify(|at| *at = Some(at.map_or(end, |at| at.min(end))));
     }
 
-    /// A request to stop a container in `grace`, or in this grace period if that ends earlier.
-    pub(super) fn stop_request(&self, message: String, grace: Duration) -> StopRequest {
+    /// A request to stop a container in `grace`, or in this grace period if that ends earlier, with that
+    /// slot.
+    pub(super) fn stop_request(
+        &self,
+        message: String,
+        grace: Duration,
+        slot: Arc<Slot>,
+    ) -> StopRequest {
         let deadline = stop::Deadline::after(grace, self.0.subscribe());
-        StopRequest { message, hook: true, after: Vec::new(), deadline }
+        StopRequest { message, hook: true, after: Vec::new(), deadline, slot }
     }
 }
 
@@ -91,6 +100,7 @@ impl PodState {
             report: Report { last, verdict: None },
             steps: Steps::default(),
             grace: GracePeriod::default(),
+            stop_slot: context.stop_limiter.slot(),
             stopwatch: context.metrics.stopwatch(context.tracer.clone()),
             context,
         }

@@ -18,8 +18,8 @@ use super::limiter::Slot;
 
 /// Minimum time between the stop signal and the kill, whatever time the preStop hook took.
 const LEAST: Duration = Duration::from_secs(2);
-/// How long a container waits for others to be stopped first, at most.
-const MAX_WAIT: Duration = Duration::from_secs(5);
+/// How long a pod waits for others to be stopped first, at most.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Backoff of failed calls.
 const RETRY_BASE: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(10);
@@ -34,6 +34,8 @@ pub(super) struct StopRequest {
     pub(super) after: Vec<String>,
     /// When its grace period ends.
     pub(super) deadline: Deadline,
+    /// Acquired before its stop signal is sent.
+    pub(super) slot: Arc<Slot>,
 }
 
 /// End of a grace period: the container's own or the pod's, whichever is earlier.
@@ -85,7 +87,7 @@ pub(super) async fn stop(
     run: observed::Container,
     stop_request: StopRequest,
 ) {
-    let StopRequest { message, hook, after, mut deadline } = stop_request;
+    let StopRequest { message, hook, after, mut deadline, slot } = stop_request;
     let mut overdue = None;
     if run.is_running() {
         if let Some((kind, _)) = spec::container(&pod, &run.name) {
@@ -103,7 +105,7 @@ pub(super) async fn stop(
             overdue = succeeded.is_none().then_some(running);
         }
     }
-    let stopping = stop_after_hook(&context, &pod, &run, &after, deadline);
+    let stopping = stop_after_hook(&context, &pod, &run, &after, deadline, &slot);
     match overdue {
         None => stopping.await,
         // A command of the hook is not killed before its container is: it may still do something.
@@ -121,6 +123,7 @@ async fn stop_after_hook(
     run: &observed::Container,
     after: &[String],
     mut deadline: Deadline,
+    slot: &Slot,
 ) {
     let mut observed = context.observer.subscribe(spec::uid(pod));
     if run.is_running() {
@@ -134,8 +137,7 @@ async fn stop_after_hook(
             () = deadline.passed() => {}
         }
     }
-    let slot = context.stop_limiter.slot();
-    let mut waited = wait_for_slot(&slot, &mut deadline).await;
+    let mut waited = wait_for_slot(slot, &mut deadline).await;
     let mut delays = Delays::doubling(RETRY_BASE, RETRY_MAX);
     loop {
         let at = deadline.at();
@@ -229,7 +231,7 @@ mod tests {
             (9000, Some((1000, 9500)), 5000, 5000),
         ];
         for (grace, shorten, waited, took) in cases {
-            let limiter = super::super::Limiter::new(1, Duration::from_secs(60));
+            let limiter = super::super::Limiter::new(1, Duration::from_secs(60), || false);
             let busy = limiter.slot();
             busy.acquire().await;
             let (mut deadline, pods) = deadline(grace);

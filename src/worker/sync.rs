@@ -208,7 +208,8 @@ impl Syncing {
             let kill = kill.and_then(|kill| {
                 let run = observed.containers.iter().find(|run| run.id == kill.id)?.clone();
                 let grace = kill.grace.unwrap_or_else(|| grace(&state.pod));
-                Some((run, state.grace.stop_request(kill.message, grace)))
+                let slot = state.context.stop_limiter.slot();
+                Some((run, state.grace.stop_request(kill.message, grace, slot)))
             });
             let container_start = start.zip(mounts.clone()).map(|(start, mounts)| {
                 self.count_restart(&state.pod, &start, now);
@@ -324,7 +325,8 @@ impl Syncing {
         let resets = resets.into_iter().map(|reset| {
             let run = observed.containers.iter().find(|run| run.id == reset.id);
             let kill = run.filter(|_| reset.kill).map(|run| {
-                let stop_request = state.grace.stop_request("killing".to_owned(), Duration::ZERO);
+                let (message, slot) = ("killing".to_owned(), state.stop_slot.clone());
+                let stop_request = state.grace.stop_request(message, Duration::ZERO, slot);
                 (run.clone(), StopRequest { hook: false, ..stop_request })
             });
             (reset, kill)
@@ -399,9 +401,10 @@ impl PodState {
                 continue;
             }
             let after = order.remove(run.name.as_str()).unwrap_or_default();
+            let message = format!("Stopping container {}", run.name);
             let stop_request = StopRequest {
                 after: after.into_iter().map(str::to_owned).collect(),
-                ..self.grace.stop_request(format!("Stopping container {}", run.name), grace)
+                ..self.grace.stop_request(message, grace, self.stop_slot.clone())
             };
             let (context, pod, run) = (self.context.clone(), self.pod.clone(), run.clone());
             self.steps.begin(Subject::Container(run.name.clone()), |_| async move {
