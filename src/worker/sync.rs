@@ -39,6 +39,8 @@ pub(super) struct Syncing {
     images: HashMap<String, Present>,
     /// The sandbox for which `SandboxChanged` was recorded last.
     lost_sandbox: String,
+    /// The sandbox in which no container has run yet, and since when it is known.
+    new_sandbox: Option<(String, Timestamp)>,
     /// While the pod waits for the network: when the next event about that is due.
     network_event_at: Option<Timestamp>,
     /// Held by the container that is being started.
@@ -55,6 +57,7 @@ impl Syncing {
             restarts: Backoff::new(context.restart_delays.base, context.restart_delays.max),
             images: HashMap::new(),
             lost_sandbox: String::new(),
+            new_sandbox: None,
             network_event_at: None,
             start_lock: Arc::default(),
             slot: context.startup_limiter.slot(),
@@ -104,7 +107,8 @@ impl Syncing {
         // A terminal phase is not reported while steps are running.
         let phase = state.status(&observed, false).phase.unwrap_or_default();
         let ends = status::is_final(&phase);
-        let coalesced_until = status_coalesced_until(state, &observed, now);
+        let coalesced_until = status_coalesced_until(state, &observed, now)
+            .or_else(|| self.first_start_until(state, &observed, now));
         if coalesced_until.is_none() && (!ends || state.steps.is_empty()) {
             state.report_status(&observed, false);
         }
@@ -137,6 +141,27 @@ impl Syncing {
             [plan.wake_at(), over_at, coalesced_until].into_iter().chain(retries).flatten().min();
         self.begin(state, &observed, plan, now);
         Next::Wait(Wake(wakes))
+    }
+
+    /// Until when a new sandbox is not reported: it is reported together with the start of its first container,
+    /// which is soon unless something fails.
+    fn first_start_until(
+        &mut self,
+        state: &PodState,
+        observed: &ObservedPod,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        let sandbox = usable_sandbox(&state.pod, observed)?;
+        let has_run = observed.containers.iter().any(|run| run.state != State::Created);
+        let fails = state.failures.pod_error().is_some() || !state.failures.waiting().is_empty();
+        if has_run || fails {
+            return None;
+        }
+        let since = match &self.new_sandbox {
+            Some((id, since)) if *id == sandbox.id => *since,
+            _ => self.new_sandbox.insert((sandbox.id.clone(), now)).1,
+        };
+        since.checked_add(STATUS_COALESCE).ok().filter(|until| *until > now)
     }
 
     /// Whether the pod waits until the network is ready: then it returns when the next event about that is
@@ -416,7 +441,8 @@ impl PodState {
     }
 }
 
-/// How long the exit of a replaced container is withheld, to be reported with its next start.
+/// How long the exit of a replaced container, or a new sandbox, is withheld, to be reported with the next
+/// start.
 const STATUS_COALESCE: SignedDuration = SignedDuration::from_millis(500);
 /// How often a pod that waits for the network says so.
 const NETWORK_EVENTS: SignedDuration = SignedDuration::from_secs(10);

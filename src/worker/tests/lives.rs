@@ -200,6 +200,31 @@ async fn pod_crash_loop_backs_off() {
     node.clean().await;
 }
 
+/// A new sandbox is written with the start of its container, unless that takes long.
+#[tokio::test(start_paused = true)]
+async fn pod_start_writes_a_status_twice() {
+    for (hangs, written) in [(false, 2), (true, 3)] {
+        let node = Node::start().await;
+        if hangs {
+            node.runtime.inject("CreateContainer", Fault::Late(seconds(5)));
+        }
+        node.api.put_pod(pod("p", json!({}), json!({})));
+        let has_address = |node: &Node| node.api.status("p")["podIP"] == "192.0.2.7";
+        node.within(2, "the address is reported", has_address).await;
+        node.phase(10, "p", "Running").await;
+        assert_eq!(status_writes(&node, "p"), written, "hangs: {hangs}");
+        node.api.delete_pod("p", 30);
+        node.clean().await;
+    }
+}
+
+/// How many statuses of the pod were written.
+fn status_writes(node: &Node, name: &str) -> usize {
+    let objects = node.api.objects();
+    let writes = objects.requests.iter().filter(|request| request.starts_with("PATCH"));
+    writes.filter(|request| request.ends_with(&format!("/pods/{name}/status"))).count()
+}
+
 /// The exit of the last container is written with the end of the pod, unless that takes long.
 #[tokio::test(start_paused = true)]
 async fn pod_deletion_writes_a_status_once() {
@@ -220,10 +245,7 @@ async fn pod_deletion_writes_a_status_once() {
             node.runtime.end_faults();
         }
         node.clean().await;
-        let objects = node.api.objects();
-        let patches = objects.requests.iter().filter(|request| request.starts_with("PATCH"));
-        let patches = patches.filter(|request| request.ends_with("/pods/p/status"));
-        assert_eq!(patches.count(), written, "hangs: {hangs}");
+        assert_eq!(status_writes(&node, "p"), written, "hangs: {hangs}");
     }
 }
 

@@ -48,7 +48,10 @@ impl Calls {
 
     pub(super) async fn remove_pod(&self, pod: &Pod) -> Result<()> {
         let Pod { sandbox, container } = pod;
-        self.runtime.stop_container(container, GRACE).await?;
+        // containerd 1.6 fails when the shim has ended while it was asked. A kubelet asks again.
+        if self.runtime.stop_container(container, GRACE).await.is_err() {
+            self.runtime.stop_container(container, GRACE).await?;
+        }
         self.runtime.stop_pod_sandbox(sandbox).await?;
         self.runtime.remove_container(container).await?;
         Ok(self.runtime.remove_pod_sandbox(sandbox).await?)
