@@ -264,6 +264,11 @@ impl ScriptedRuntime {
         ids.iter().for_each(|id| world.exit(id, code));
     }
 
+    /// The streams of events end.
+    pub fn end_events(&self) {
+        self.world().events.clear();
+    }
+
     /// All sandboxes die, with their containers.
     pub fn lose_sandboxes(&self) {
         let mut world = self.world();

@@ -1,6 +1,6 @@
 //! The one owner of "what does run": the pod lifecycle event generator (PLEG).
 //!
-//! A relist each second is the source of truth; exits of processes, the runtime's container events
+//! A relist each second, or every five while the runtime tells of events, is the source of truth; exits of processes, the runtime's container events
 //! and inspections by workers after their own actions make it fast. Every observation has the time
 //! of its request, so a slow response never overwrites a newer one. Workers subscribe to their pod
 //! and read nothing else.
@@ -22,7 +22,7 @@ use longshore_cri::{Runtime, v1};
 use longshore_metrics::Registry;
 use longshore_pod::observed::{Container, ObservedPod};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 
 use longshore_pod::labels;
@@ -54,6 +54,10 @@ pub struct Observer {
 struct Shared {
     pods: Mutex<HashMap<String, Record>>,
     relisted: watch::Sender<Option<Instant>>,
+    /// Whether the runtime's events are followed.
+    has_events: watch::Sender<bool>,
+    /// An inspection has failed: the next relist retries it.
+    failed: Notify,
     inspections: Semaphore,
     metrics: Metrics,
 }
@@ -65,6 +69,8 @@ impl Observer {
         let shared = Shared {
             pods: Mutex::default(),
             relisted: watch::Sender::new(None),
+            has_events: watch::Sender::new(false),
+            failed: Notify::default(),
             inspections: Semaphore::new(MAX_INSPECTIONS),
             metrics: Metrics::new(registry),
         };
@@ -313,6 +319,7 @@ impl Observer {
         if !record.is_outdated(id, at, *self.shared.relisted.borrow()) {
             record.add_uninspected(uid, id, at);
             record.inspection_failed(uid, id, &error);
+            self.shared.failed.notify_one();
         }
         error.into()
     }

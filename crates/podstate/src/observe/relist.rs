@@ -5,10 +5,10 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures::StreamExt;
-use longshore_base::panics;
+use longshore_base::{panics, time};
 use longshore_cri::v1;
 use longshore_pod::labels;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -17,6 +17,8 @@ use super::{Error, Observer};
 
 /// The relist period.
 const PERIOD: Duration = Duration::from_secs(1);
+/// The period while the runtime tells of events.
+const PERIOD_WITH_EVENTS: Duration = Duration::from_secs(5);
 /// The node is not ready if no relist has succeeded for this long.
 pub const PLEG_DEADLINE: Duration = Duration::from_secs(180);
 /// How long the first relist waits for inspections.
@@ -36,11 +38,9 @@ pub async fn run(observer: Observer, stop: CancellationToken) {
 }
 
 async fn relist_forever(observer: Observer) {
-    let mut ticks = interval(PERIOD);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut has_events = observer.shared.has_events.subscribe();
     let mut failing = false;
     loop {
-        ticks.tick().await;
         let began = Instant::now();
         let relisted = relist(&observer).await;
         observer.shared.metrics.relisted(began);
@@ -52,6 +52,17 @@ async fn relist_forever(observer: Observer) {
                 warn!(%error, "relist failed");
                 failing = true;
             }
+        }
+        sleep_until(time::later(began, PERIOD)).await;
+        if !failing {
+            let at_latest = time::later(began, PERIOD_WITH_EVENTS);
+            let early = async {
+                tokio::select! {
+                    _ = has_events.wait_for(|has_events| !has_events) => {}
+                    () = observer.shared.failed.notified() => {}
+                }
+            };
+            let _ = timeout_at(at_latest, early).await;
         }
     }
 }
@@ -201,6 +212,7 @@ async fn follow_events(observer: Observer) {
                     if !opened {
                         opened = true;
                         observer.shared.metrics.streams.inc();
+                        observer.shared.has_events.send_replace(true);
                     }
                     observer.shared.metrics.event_received(event.created_at);
                     handle_event(&observer, event);
@@ -215,6 +227,7 @@ async fn follow_events(observer: Observer) {
                 }
             }
         }
+        observer.shared.has_events.send_replace(false);
         tokio::time::sleep(EVENTS_RETRY).await;
     }
 }

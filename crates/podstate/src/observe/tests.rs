@@ -176,6 +176,28 @@ async fn observe_late_status_does_not_bring_back_what_was_removed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn observe_relists_are_fewer_while_the_runtime_tells_of_events() {
+    let (runtime, observer, _) = start("p").await;
+    let lists = |runtime: &ScriptedRuntime| {
+        let requests = std::mem::take(&mut runtime.world().requests);
+        requests.iter().filter(|method| **method == "ListPodSandbox").count()
+    };
+    lists(&runtime);
+    sleep(seconds(20)).await;
+    assert_eq!(lists(&runtime), 20, "no event yet");
+    runtime.exit("c", 3);
+    sleep(seconds(20)).await;
+    assert!((4..=5).contains(&lists(&runtime)));
+    let before = observer.relisted().borrow().unwrap();
+    runtime.end_events();
+    sleep(millis(1100)).await;
+    assert!(observer.relisted().borrow().unwrap() > before, "at once when events end");
+    lists(&runtime);
+    sleep(seconds(20)).await;
+    assert_eq!(lists(&runtime), 20);
+}
+
+#[tokio::test(start_paused = true)]
 async fn observe_relist_that_hangs_delays_no_inspection() {
     let (runtime, observer, id) = start("p").await;
     runtime.inject("ListContainers", Fault::Hangs);
