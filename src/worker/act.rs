@@ -14,7 +14,7 @@ use longshore_pod::spec::{self, describe};
 use longshore_runtime::{Error, Present, StartError};
 use longshore_volumes::{PodMounts, Resolved};
 use tokio::sync::Mutex;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -237,7 +237,7 @@ impl StepContext {
 
     /// Stops the sandboxes of a pod without running containers.
     pub(super) async fn stop_sandboxes(self, ids: Vec<String>, slot: Arc<Slot>) -> Outcome {
-        let _ = timeout(MAX_WAIT, slot.acquire()).await;
+        slot.acquire_within(MAX_WAIT).await;
         let stops = ids.iter().map(|id| self.context.runtime.stop_sandbox(self.uid(), id));
         let stopped = futures::future::join_all(stops).await;
         slot.release();

@@ -17,6 +17,7 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::Why;
+use super::report::withheld_until;
 use super::state::{PodState, Wake};
 use super::steps::Subject;
 use super::task::{Next, Task};
@@ -70,7 +71,7 @@ impl Terminating {
             state.follow_probes(&observed);
         }
         let ended = state.stop_containers(&observed, self.grace);
-        let withheld_until = self.withheld_until(state, ended && !observed.partial, now);
+        let withheld_until = self.end_withheld_until(state, ended && !observed.partial, now);
         if withheld_until.is_none() {
             state.report_status(&observed, false);
         }
@@ -102,7 +103,7 @@ impl Terminating {
 
     /// Until when the exit of the last container is not reported: once its sandbox is stopped, which is soon, it is
     /// reported together with the end of the pod.
-    fn withheld_until(
+    fn end_withheld_until(
         &mut self,
         state: &PodState,
         ended: bool,
@@ -112,9 +113,9 @@ impl Terminating {
             self.ended_at = None;
             return None;
         }
-        let until = self.ended_at.get_or_insert(now).checked_add(STATUS_WITHHELD).ok()?;
+        let since = *self.ended_at.get_or_insert(now);
         let fails = state.failures.pod_error().is_some();
-        (until > now && !fails).then_some(until)
+        withheld_until(since, STATUS_WITHHELD, now).filter(|_| !fails)
     }
 
     /// The sandboxes that are not stopped, or may hold resources: one that died by itself keeps its

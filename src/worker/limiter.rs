@@ -109,6 +109,11 @@ impl Slot {
         self.set_permit(Some(AbortOnDropHandle::new(held)));
     }
 
+    /// The same, for so long at most: then the pod goes on without one.
+    pub(super) async fn acquire_within(&self, wait: Duration) {
+        let _ = timeout(wait, self.acquire()).await;
+    }
+
     /// Releases the slot.
     pub(super) fn release(&self) {
         self.set_permit(None);
@@ -166,6 +171,22 @@ mod tests {
             first.acquire().await; // it is held
             second.acquire().await;
             assert_eq!(start.elapsed(), waited);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slot_is_waited_for_as_long_as_is_said() {
+        let short = Duration::from_secs(1);
+        for (wait, waited, free) in [(short, short, 1), (Duration::MAX, MAX_STOP, 0)] {
+            let limiter = Limiter::new(1, MAX_STOP, || false);
+            let (first, second) = (limiter.slot(), limiter.slot());
+            let start = Instant::now();
+            first.acquire().await;
+            second.acquire_within(wait).await;
+            assert_eq!(start.elapsed(), waited);
+            first.release();
+            tokio::task::yield_now().await;
+            assert_eq!(limiter.free(), free);
         }
     }
 

@@ -3,12 +3,23 @@
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::jiff::SignedDuration;
 use longshore_base::clock;
+use longshore_pod::Timestamp;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec;
 use longshore_pod::status::{self, Context};
 
 use super::state::PodState;
+
+/// Until when what has been so since then is not reported alone: for that span, if it is not over.
+pub(super) fn withheld_until(
+    since: Timestamp,
+    span: SignedDuration,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    since.checked_add(span).ok().filter(|until| *until > now)
+}
 
 impl PodState {
     /// Computes the pod's status and passes it to the status writer. `terminated`: nothing of it runs.

@@ -174,8 +174,7 @@ async fn wait_for_slot(slot: &Slot, deadline: &mut Deadline) -> Duration {
         return Duration::ZERO;
     }
     tokio::select! {
-        () = slot.acquire() => start.elapsed(),
-        () = sleep(MAX_WAIT) => start.elapsed(),
+        () = slot.acquire_within(MAX_WAIT) => start.elapsed(),
         () = deadline.moved(at) => Duration::ZERO,
     }
 }

@@ -25,6 +25,7 @@ use super::act::ContainerStart;
 use super::data::PodVolumes;
 use super::end::grace;
 use super::limiter::Slot;
+use super::report::withheld_until;
 use super::state::{PodState, Wake};
 use super::steps::{Outcome, Subject};
 use super::stop::{self, StopRequest};
@@ -161,7 +162,7 @@ impl Syncing {
             Some((id, since)) if *id == sandbox.id => *since,
             _ => self.new_sandbox.insert((sandbox.id.clone(), now)).1,
         };
-        since.checked_add(STATUS_COALESCE).ok().filter(|until| *until > now)
+        withheld_until(since, STATUS_COALESCE, now)
     }
 
     /// Whether the pod waits until the network is ready: then it returns when the next event about that is
@@ -374,7 +375,7 @@ fn status_coalesced_until(
         let is_newest = observed.newest(&run.name).is_some_and(|newest| newest.id == id);
         run.finished_at().filter(|_| is_newest)
     });
-    ends.filter_map(|at| at.checked_add(STATUS_COALESCE).ok()).filter(|until| *until > now).max()
+    ends.filter_map(|at| withheld_until(at, STATUS_COALESCE, now)).max()
 }
 
 /// Removes from a plan what is in progress, and what is in backoff.

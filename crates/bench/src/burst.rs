@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Uses};
 use crate::device;
 use crate::pods::{self, Change, Changes};
-use crate::process::Memory;
+use crate::process::{self, Memory};
 use crate::statistics::Spread;
 
 const TIMEOUT: Duration = Duration::from_secs(240);
@@ -82,7 +82,7 @@ pub(crate) async fn of(cluster: &mut Cluster<'_>, manifests: &[Pod]) -> Result<B
         posted_seconds: posted.as_secs_f64(),
         pod_seconds: Spread::of(each.collect()).context("no pod was seen")?,
         cpu_seconds: after.cpu_since(&before),
-        host_cpu_seconds: Option::zip(host_after, host_before).map(|(a, b)| a - b),
+        host_cpu_seconds: process::host_cpu_since(host_before, host_after),
         memory: after.memory(),
         requests,
     })

@@ -12,6 +12,7 @@ use crate::burst::AT_ONCE;
 use crate::cluster::{Cluster, Uses};
 use crate::floor::Runs;
 use crate::pods::{Change, Changes};
+use crate::process;
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// The pods' grace period, in seconds. Their processes leave at once.
@@ -65,7 +66,7 @@ pub(crate) async fn run(
         seconds,
         sandboxes_seconds,
         cpu_seconds,
-        host_cpu_seconds: Option::zip(host_after, host_before).map(|(a, b)| a - b),
+        host_cpu_seconds: process::host_cpu_since(host_before, host_after),
         requests: cluster.requests_since(&requests_before).await?,
     })
 }

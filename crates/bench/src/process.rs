@@ -124,6 +124,11 @@ pub(crate) fn host_cpu_seconds(host: &Host) -> Option<f64> {
     Some(usage.parse::<f64>().ok()? / 1e6)
 }
 
+/// What is between two values of [`host_cpu_seconds`].
+pub(crate) fn host_cpu_since(before: Option<f64>, after: Option<f64>) -> Option<f64> {
+    Some(after? - before?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -50,7 +50,7 @@ fn at(node: &Node, since: Instant, method: &str, about: &str) -> u64 {
     first.map_or(u64::MAX, |at| at.duration_since(since).as_secs())
 }
 
-fn exit_codes(status: &Value) -> Vec<(String, i64)> {
+pub(super) fn exit_codes(status: &Value) -> Vec<(String, i64)> {
     let all = ["initContainerStatuses", "containerStatuses"];
     let all = all.iter().flat_map(|key| status[*key].as_array().into_iter().flatten());
     all.map(|container| {

@@ -6,6 +6,7 @@ use longshore_testkit::scripted::{Behaviour, Fault};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
+use super::lifecycle::exit_codes;
 use crate::testing::{Node, pod};
 
 fn seconds(count: u64) -> Duration {
@@ -259,14 +260,20 @@ async fn pod_deletions_do_not_wait_for_slow_containers() {
     for n in 0..COUNT {
         let behaviour = Behaviour { stops_in: seconds(9), ..Behaviour::default() };
         node.runtime.set_behaviour(&format!("c{n}"), behaviour);
-        let manifest = pod(&format!("p{n}"), json!({}), json!({"name": format!("c{n}")}));
+        let mut manifest = pod(&format!("p{n}"), json!({}), json!({"name": format!("c{n}")}));
+        manifest["metadata"]["finalizers"] = json!(["keep.test/it"]);
         node.api.put_pod(manifest);
     }
     node.within(60, "all run", |node| node.runtime.running().len() == COUNT).await;
     let deleted = Instant::now();
     (0..COUNT).for_each(|n| node.api.delete_pod(&format!("p{n}"), 10));
-    node.clean().await;
+    node.within(60, "all have ended", |node| {
+        (0..COUNT).all(|n| node.api.status(&format!("p{n}"))["phase"] == "Failed")
+    })
+    .await;
     for n in 0..COUNT {
+        let status = node.api.status(&format!("p{n}"));
+        assert_eq!(exit_codes(&status), [(format!("c{n}"), 143)], "its whole grace period");
         let stops = node.runtime.calls("StopContainer", &format!("c{n}"));
         assert_eq!(stops.len(), 1, "c{n}, {:?} since the start", start.elapsed());
         let delay = stops[0].duration_since(deleted);

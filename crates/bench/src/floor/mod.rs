@@ -152,9 +152,9 @@ impl Runs {
             seconds,
             pod_seconds,
             runtime_cpu_seconds: runtime_after - runtime_before,
-            host_cpu_seconds: Option::zip(host_after, host_before).map(|(a, b)| a - b),
+            host_cpu_seconds: process::host_cpu_since(host_before, host_after),
             removal_seconds,
-            removal_host_cpu_seconds: Option::zip(host_end, host_after).map(|(a, b)| a - b),
+            removal_host_cpu_seconds: process::host_cpu_since(host_after, host_end),
         })
     }
 
