@@ -323,7 +323,7 @@ impl Node {
     fn object() -> k8s_openapi::api::core::v1::Node {
         let object = json!({
             "metadata": {"name": "n", "uid": "node"},
-            "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "10"}},
+            "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "100"}},
         });
         serde_json::from_value(object).unwrap()
     }

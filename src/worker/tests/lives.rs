@@ -254,11 +254,12 @@ async fn pod_deletion_writes_a_status_once() {
 /// by waiting.
 #[tokio::test(start_paused = true)]
 async fn pod_deletions_do_not_wait_for_slow_containers() {
-    const COUNT: usize = 10;
+    // The last waits for more than a second: two slots, 50 ms each.
+    const COUNT: usize = 60;
     let node = Node::start().await;
     let start = Instant::now();
     for n in 0..COUNT {
-        let behaviour = Behaviour { stops_in: seconds(9), ..Behaviour::default() };
+        let behaviour = Behaviour { stops_in: Duration::from_millis(9500), ..Behaviour::default() };
         node.runtime.set_behaviour(&format!("c{n}"), behaviour);
         let mut manifest = pod(&format!("p{n}"), json!({}), json!({"name": format!("c{n}")}));
         manifest["metadata"]["finalizers"] = json!(["keep.test/it"]);
