@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 pub mod admission;
+pub mod apparmor;
 pub mod backoff;
 pub mod deadline;
 pub mod downward;

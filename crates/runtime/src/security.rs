@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 use longshore_cri::v1;
 
-use longshore_pod::spec;
+use longshore_pod::apparmor;
 
 use super::{Error, Settings, sandbox};
 
@@ -37,9 +37,6 @@ static MASKED: LazyLock<Vec<String>> = LazyLock::new(|| {
 });
 const READONLY_PATHS: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-
-/// Prefix of the annotation of a container.
-const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// The user in an image's config, if it has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,10 +79,8 @@ pub(super) fn context(
         _ => (MASKED.clone(), READONLY_PATHS.map(str::to_owned).to_vec()),
     };
     let seccomp = own.seccomp_profile.as_ref().or(pods.seccomp_profile.as_ref());
-    let annotated = annotated_apparmor(pod, &container.name);
-    let apparmor = own.app_armor_profile.as_ref().or(annotated.as_ref());
-    let apparmor = apparmor.or(pods.app_armor_profile.as_ref());
-    let apparmor = apparmor.map(apparmor_profile).transpose()?;
+    let apparmor = apparmor::profile(pod, &container.name, container.security_context.as_ref());
+    let apparmor = apparmor.as_ref().map(apparmor_profile).transpose()?;
     #[allow(deprecated)] // containerd before 1.7 reads the old field only
     let context = v1::LinuxContainerSecurityContext {
         capabilities,
@@ -183,18 +178,6 @@ fn seccomp_profile(
         }
     };
     Ok(v1::SecurityProfile { profile_type: profile_type.into(), localhost_ref })
-}
-
-/// The profile in the pod's annotation for a container, as old manifests have it.
-fn annotated_apparmor(pod: &Pod, container: &str) -> Option<AppArmorProfile> {
-    let value = spec::annotation(pod, &format!("{APPARMOR_ANNOTATION}{container}"))?;
-    let (type_, localhost_profile) = match (value, value.split_once('/')) {
-        ("runtime/default", _) => ("RuntimeDefault", None),
-        ("unconfined", _) => ("Unconfined", None),
-        (_, Some(("localhost", name))) => ("Localhost", Some(name.to_owned())),
-        _ => return None,
-    };
-    Some(AppArmorProfile { type_: type_.to_owned(), localhost_profile })
 }
 
 /// The profile, and its name in the form for older runtimes.
@@ -313,25 +296,6 @@ mod tests {
             nameless.unwrap_err(),
             "localhostProfile must be set if seccompProfile type is Localhost."
         );
-    }
-
-    #[test]
-    fn apparmor_profile_from_annotations() {
-        let mut pod = fixture::pod(json!({"containers": [{"name": "c"}]}));
-        for (value, expected) in [
-            ("runtime/default", Some(("RuntimeDefault", None))),
-            ("unconfined", Some(("Unconfined", None))),
-            ("localhost/mine", Some(("Localhost", Some("mine")))),
-            ("other", None),
-        ] {
-            let key = format!("{APPARMOR_ANNOTATION}c");
-            pod.metadata.annotations = Some([(key, value.to_owned())].into());
-            let found = annotated_apparmor(&pod, "c");
-            let found = found.as_ref();
-            let found = found.map(|p| (p.type_.as_str(), p.localhost_profile.as_deref()));
-            assert_eq!(found, expected, "{value}");
-            assert_eq!(annotated_apparmor(&pod, "other"), None);
-        }
     }
 
     #[test]

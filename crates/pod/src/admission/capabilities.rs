@@ -5,12 +5,11 @@ use longshore_gates::DeclaredFeatures;
 
 use super::Sysctls;
 use crate::status::Verdict;
-use crate::{features, spec};
+use crate::{apparmor, features, spec};
 
 /// Label by which a pod may name its operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
 const OS: &str = "linux";
-const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// What this node can do for pods, which does not change while the daemon runs.
 #[derive(Clone, Debug)]
@@ -90,7 +89,9 @@ fn app_armor(pod: &Pod, pod_spec: &PodSpec, node: &NodeCapabilities) -> Option<V
     let why = match node.app_armor {
         false => "AppArmor is not enabled on the host".to_owned(),
         true => {
-            let has_empty_name = profiles(pod, pod_spec).iter().any(has_empty_name);
+            let has_empty_name = contexts(pod_spec)
+                .filter_map(|(name, own)| apparmor::profile(pod, name, own))
+                .any(|profile| has_empty_name(&profile));
             let empty = || "invalid empty AppArmor profile name: \"Localhost\"".to_owned();
             has_empty_name.then(empty).or_else(|| {
                 let unknown = unknown_annotation(pod)?;
@@ -107,37 +108,14 @@ fn requests_app_armor(pod: &Pod, pod_spec: &PodSpec) -> bool {
     let mut annotations = pod.metadata.annotations.iter().flatten();
     pods.into_iter().chain(containers).any(|profile| profile.type_ != "Unconfined")
         || annotations
-            .any(|(key, value)| key.starts_with(APP_ARMOR_ANNOTATION) && value != "unconfined")
-}
-
-/// The profile of each container that has one: its own, the annotation's, or its pod's.
-fn profiles(pod: &Pod, pod_spec: &PodSpec) -> Vec<AppArmorProfile> {
-    let pods = pod_spec.security_context.as_ref().and_then(|own| own.app_armor_profile.clone());
-    let profile = |(name, own): (&str, Option<&SecurityContext>)| {
-        let own = own.and_then(|own| own.app_armor_profile.clone());
-        own.or_else(|| annotated_profile(pod, name)).or_else(|| pods.clone())
-    };
-    contexts(pod_spec).filter_map(profile).collect()
-}
-
-fn annotated_profile(pod: &Pod, container: &str) -> Option<AppArmorProfile> {
-    let value = spec::annotation(pod, &format!("{APP_ARMOR_ANNOTATION}{container}"))?;
-    let (type_, localhost_profile) = match value.strip_prefix("localhost/") {
-        Some(name) => ("Localhost", Some(name.to_owned())),
-        None if value == "runtime/default" => ("RuntimeDefault", None),
-        None if value == "unconfined" => ("Unconfined", None),
-        None => return None,
-    };
-    Some(AppArmorProfile { type_: type_.to_owned(), localhost_profile })
+            .any(|(key, value)| key.starts_with(apparmor::ANNOTATION) && value != "unconfined")
 }
 
 /// The value of an AppArmor annotation that is no profile; the pod must not run unconfined for it.
 fn unknown_annotation(pod: &Pod) -> Option<&str> {
     let annotations = pod.metadata.annotations.iter().flatten();
-    let values = annotations.filter(|(key, _)| key.starts_with(APP_ARMOR_ANNOTATION));
-    values.map(|(_, value)| value.as_str()).find(|value| {
-        !matches!(*value, "runtime/default" | "unconfined") && !value.starts_with("localhost/")
-    })
+    let values = annotations.filter(|(key, _)| key.starts_with(apparmor::ANNOTATION));
+    values.map(|(_, value)| value.as_str()).find(|value| apparmor::annotation(value).is_none())
 }
 
 fn has_empty_name(profile: &AppArmorProfile) -> bool {
