@@ -4,7 +4,8 @@
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
 //! `probes`, `pressure`), each of which gives a plain struct of results → `report` shows them as a
 //! table and as JSON. With `--services` it is `proxy` that is played, with `--nodes` `control_plane`, with
-//! `--config-maps` `api`, with `--replicas` `deployment`, with `--one-node` `one_node`, and nothing else.
+//! `--config-maps` `api`, with `--replicas` `deployment`, with `--one-node` `one_node`, with `--up` `up`, and
+//! nothing else.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
 
@@ -32,6 +33,7 @@ mod report;
 mod restart;
 mod server;
 mod statistics;
+mod up;
 mod volumes;
 
 use std::fs;
@@ -65,7 +67,7 @@ struct Args {
     hogs: u16,
     /// The container runtime of the host: CRI over Docker is in the node's process.
     #[arg(long, value_enum, default_value_t = bed::Runtime::Containerd, conflicts_with_all =
-        ["server", "volumes", "nodes", "replicas", "one_node", "config_maps", "services"])]
+        ["server", "volumes", "nodes", "replicas", "one_node", "up", "config_maps", "services"])]
     runtime: bed::Runtime,
     /// Give each pod of the burst a device of a plugin, which the node then has to keep.
     #[arg(long)]
@@ -97,6 +99,9 @@ struct Args {
     /// Measure what a whole cluster of one node uses that only keeps so many pods, and nothing else.
     #[arg(long, value_name = "PODS", value_parser = clap::value_parser!(u16).range(1..=100))]
     one_node: Option<u16>,
+    /// Measure how soon `longshore up` has a node that is Ready, and nothing else.
+    #[arg(long)]
+    up: bool,
     /// Measure the apiserver with so many config maps, and nothing else.
     #[arg(long, value_name = "COUNT")]
     config_maps: Option<usize>,
@@ -175,6 +180,10 @@ async fn measure(args: &Args) -> Result<(String, String)> {
     }
     if let Some(pods) = args.one_node {
         let results = one_node::run(pods, args.idle).await?;
+        return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
+    }
+    if args.up {
+        let results = up::run(args.repeat).await?;
         return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
     }
     if let Some(maps) = args.config_maps {

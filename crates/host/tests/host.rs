@@ -12,92 +12,32 @@ use kube::api::{Api, LogParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use longshore_testkit::{
-    BUSYBOX, Daemon, Docker, DockerOptions, Host, Image, PAUSE, program, wait_until,
+    BUSYBOX, Daemon, Docker, DockerOptions, Host, Image, Machine, PAUSE, program, wait_until,
 };
 use serde_json::{Value, json};
 
 /// Enough for a start on a machine that is busy with builds.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A machine: a test host with a root of its own.
-struct Machine {
-    host: Host,
-    /// The endpoint of its runtime.
-    endpoint: String,
+/// What the tests do on a machine.
+trait Typed {
+    fn spawn(&self, name: &str, words: &[&str]) -> Daemon;
+    fn run(&self, words: &[&str]) -> String;
+    fn fails(&self, command: Command, part: &str);
+    fn files(&self) -> Vec<PathBuf>;
+    async fn until_log(&self, daemon: &mut Daemon, part: &str) -> String;
+    fn logs(&self) -> String;
+    fn assert_reset(&self);
 }
 
-impl Machine {
-    fn new() -> Self {
-        let host = Host::start().expect("a host");
-        let endpoint = format!("unix://{}", host.socket().display());
-        Self::with(host, endpoint)
-    }
-
-    fn with(host: Host, endpoint: String) -> Self {
-        // The tests' own network: this is about ours.
-        let own = Self::cni_of(&host).join("10-longshore.conflist");
-        fs::remove_file(own).expect("the network configuration of the test host");
-        let zero = [
-            "memory.available",
-            "nodefs.available",
-            "nodefs.inodesFree",
-            "imagefs.available",
-            "imagefs.inodesFree",
-        ];
-        let evictions: Value =
-            zero.iter().map(|signal| ((*signal).to_owned(), json!("0%"))).collect();
-        let node = json!({
-            "cgroupRoot": host.cgroup_root(),
-            "failSwapOn": false,
-            "imageGCHighThresholdPercent": 100,
-            "evictionHard": evictions,
-            "resolvConf": host.resolv_conf(),
-        });
-        fs::write(host.dir().join("node.yaml"), node.to_string()).unwrap();
-        let proxy = json!({
-            "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-            "oomScoreAdj": 0,
-        });
-        fs::write(host.dir().join("proxy.yaml"), proxy.to_string()).unwrap();
-        Self { host, endpoint }
-    }
-
-    fn cni_of(host: &Host) -> PathBuf {
-        host.dir().join("containerd/cni")
-    }
-
-    fn root(&self) -> PathBuf {
-        self.host.dir().join("root")
-    }
-
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = self.host.command(program("longshore").expect("longshore is built"));
-        command.args(words).arg("--root").arg(self.root());
-        command
-    }
-
-    /// A command that starts the node.
-    fn starting(&self, words: &[&str]) -> Command {
-        let mut command = self.command(words);
-        command.arg("--foreground");
-        command.arg(format!("--node-name={}", self.host.name()));
-        command.arg(format!("--address={}", self.host.node_ip()));
-        command.arg(format!("--container-runtime-endpoint={}", self.endpoint));
-        command.arg(format!("--cni-conf-dir={}", Self::cni_of(&self.host).display()));
-        command.arg(format!("--node-config={}", self.host.dir().join("node.yaml").display()));
-        command.arg(format!("--proxy-config={}", self.host.dir().join("proxy.yaml").display()));
-        // The kernel is that of the machine.
-        command.arg("--node-arg=--keep-kernel-tunables");
-        command
-    }
-
+impl Typed for Machine {
     fn spawn(&self, name: &str, words: &[&str]) -> Daemon {
-        self.host.spawn(name, self.starting(words)).expect("longshore is started")
+        self.host.spawn(name, self.starting(words).unwrap()).expect("longshore is started")
     }
 
     /// A command that succeeds: what it prints.
     fn run(&self, words: &[&str]) -> String {
-        let output = self.command(words).output().expect("longshore");
+        let output = self.command(words).unwrap().output().expect("longshore");
         let (out, err) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{words:?}: {out} {err}");
@@ -154,7 +94,7 @@ impl Machine {
         let links = self.host.run("ip", ["-o", "link"]).unwrap();
         assert!(!links.contains("longshore0"), "{links}");
         assert_eq!(self.host.run("ip", ["route", "show", "proto", "76"]).unwrap().trim(), "");
-        let cni: Vec<_> = fs::read_dir(Self::cni_of(&self.host)).unwrap().collect();
+        let cni: Vec<_> = fs::read_dir(self.cni_conf_dir()).unwrap().collect();
         assert!(cni.is_empty(), "{cni:?}");
     }
 }
@@ -206,7 +146,7 @@ fn words(all: &[String]) -> Vec<&str> {
 
 #[tokio::test]
 async fn host_up_join_pods_down_and_reset() {
-    let (one, two) = (Machine::new(), Machine::new());
+    let (one, two) = (Machine::start().unwrap(), Machine::start().unwrap());
     one.host.join(&two.host).expect("a link");
     refuses_a_disk_that_is_full(&one);
 
@@ -240,14 +180,14 @@ fn refuses_a_disk_that_is_full(machine: &Machine) {
     fs::create_dir_all(&disk).unwrap();
     let disk = disk.display().to_string();
     machine.host.run("mount", ["-t", "tmpfs", "-o", "size=8m", "tmpfs", &disk]).unwrap();
-    machine.fails(machine.starting(&["up"]), "MiB left");
+    machine.fails(machine.starting(&["up"]).unwrap(), "MiB left");
     assert_eq!(machine.files(), [] as [PathBuf; 0]);
     machine.host.run("umount", [&disk]).unwrap();
 }
 
 /// Neither on the same root nor on the same ports.
 fn refuses_a_second_cluster(machine: &Machine) {
-    machine.fails(machine.starting(&["up"]), "longshore down");
+    machine.fails(machine.starting(&["up"]).unwrap(), "longshore down");
     let other = machine.host.dir().join("other");
     let mut command = machine.host.command(program("longshore").unwrap());
     command.args(["up", "--foreground"]).arg("--root").arg(&other);
@@ -271,12 +211,12 @@ fn refuses_what_nothing_vouches_for(machine: &Machine, join: &[String]) {
         (replaced("--token", &format!("{}.0000000000000000", &token_of(join)[..6])), "not signed"),
         (replaced("join", "198.18.255.254:1"), "198.18.255.254:1"),
     ] {
-        machine.fails(machine.starting(&words(&line)), part);
+        machine.fails(machine.starting(&words(&line)).unwrap(), part);
         assert_eq!(machine.files(), [] as [PathBuf; 0]);
     }
-    machine.fails(machine.starting(&["join"]), "longshore token create");
-    machine.fails(machine.command(&["down"]), "has no cluster");
-    machine.fails(machine.command(&["token", "list"]), "--kubeconfig");
+    machine.fails(machine.starting(&["join"]).unwrap(), "longshore token create");
+    machine.fails(machine.command(&["down"]).unwrap(), "has no cluster");
+    machine.fails(machine.command(&["token", "list"]).unwrap(), "--kubeconfig");
 }
 
 fn token_of(join: &[String]) -> String {
@@ -292,17 +232,17 @@ fn tokens_are_created_listed_and_deleted(one: &Machine, two: &Machine) {
         "--description=short",
     ]);
     assert!(line.starts_with("longshore join "), "{line}");
-    one.fails(one.command(&["token", "create", "abcdef.0123456789abcdef"]), "already");
+    one.fails(one.command(&["token", "create", "abcdef.0123456789abcdef"]).unwrap(), "already");
     let list: Value = serde_json::from_str(&one.run(&["token", "list", "-o", "json"])).unwrap();
     assert_eq!(list.as_array().unwrap().len(), 2, "{list}");
     // It expires, and joins nobody then.
     std::thread::sleep(Duration::from_secs(11));
     let expired = join_words(&line);
-    two.fails(two.starting(&words(&expired)), "abcdef");
+    two.fails(two.starting(&words(&expired)).unwrap(), "abcdef");
     let kept = one.run(&["token", "create", "--quiet", "--ttl=0"]);
     assert!(one.run(&["token", "list"]).contains(kept.trim()));
     one.run(&["token", "delete", kept.trim()]);
-    one.fails(one.command(&["token", "delete", kept.trim()]), "there is no token");
+    one.fails(one.command(&["token", "delete", kept.trim()]).unwrap(), "there is no token");
 }
 
 async fn pods_reach_each_other_by_name(admin: &Client, one: &Machine, two: &Machine) {
@@ -340,7 +280,7 @@ async fn pods_reach_each_other_by_name(admin: &Client, one: &Machine, two: &Mach
 }
 
 fn leaves_by_down_and_reset(machine: &Machine, joined: &mut Daemon) {
-    machine.fails(machine.starting(&["join"]), "longshore down");
+    machine.fails(machine.starting(&["join"]).unwrap(), "longshore down");
     assert!(machine.run(&["down"]).contains("stopped"));
     assert!(joined.wait(Duration::from_secs(10)).unwrap().success());
     let running = machine.host.ctr(["tasks", "ls", "-q"]).unwrap();
@@ -353,7 +293,7 @@ fn leaves_by_down_and_reset(machine: &Machine, joined: &mut Daemon) {
     {
         assert!(shown.contains(part), "{part}: {shown}");
     }
-    machine.fails(machine.command(&["reset"]), "--yes");
+    machine.fails(machine.command(&["reset"]).unwrap(), "--yes");
     assert!(machine.root().join("var/lib/longshore/cluster.json").exists());
     machine.run(&["reset", "--yes"]);
     machine.assert_reset();
@@ -362,7 +302,8 @@ fn leaves_by_down_and_reset(machine: &Machine, joined: &mut Daemon) {
 
 /// Of a cluster that runs, killed in the middle, and again.
 fn is_reset_after_an_interruption(machine: &Machine, up: &mut Daemon) {
-    let mut first = machine.host.spawn("reset", machine.command(&["reset", "--yes"])).unwrap();
+    let mut first =
+        machine.host.spawn("reset", machine.command(&["reset", "--yes"]).unwrap()).unwrap();
     // Once it has stopped the services, it removes.
     up.wait(Duration::from_secs(60)).unwrap();
     std::thread::sleep(Duration::from_millis(100));
@@ -381,7 +322,7 @@ async fn host_up_check_and_reset_on_docker() {
     let mut docker = Docker::start(&host, DockerOptions::default()).unwrap();
     docker.load(&Image::pause().unwrap()).unwrap();
     docker.load(&Image::busybox().unwrap()).unwrap();
-    let machine = Machine::with(host, format!("docker://{}", docker.socket().display()));
+    let machine = Machine::with(host, format!("docker://{}", docker.socket().display())).unwrap();
     // Somebody else's, with a label that a pod has too.
     let other = json!({
         "Image": PAUSE, "Labels": {"io.kubernetes.pod.uid": "u"}, "HostConfig": {"NetworkMode": "none"},
@@ -390,7 +331,7 @@ async fn host_up_check_and_reset_on_docker() {
         docker.request("POST", "/containers/create?name=other", other.to_string().as_bytes());
     assert_eq!(created.unwrap().0, 201);
 
-    let mut up = machine.starting(&["up"]);
+    let mut up = machine.starting(&["up"]).unwrap();
     up.arg(format!("--node-arg=--pod-infra-container-image={PAUSE}"));
     let mut up = machine.host.spawn("up", up).unwrap();
     machine.until_log(&mut up, "is Ready").await;
@@ -403,7 +344,7 @@ async fn host_up_check_and_reset_on_docker() {
     .await
     .unwrap();
     until_phase(&pods, "web", "Running").await;
-    let checked = machine.command(&["check", "-o", "json"]).output().unwrap();
+    let checked = machine.command(&["check", "-o", "json"]).unwrap().output().unwrap();
     let checked: Value = serde_json::from_slice(&checked.stdout).unwrap();
     for (name, part) in [("container runtime", "Docker "), ("cgroup driver", "")] {
         let mut checks = checked["checks"].as_array().unwrap().iter();
