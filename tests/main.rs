@@ -9,6 +9,7 @@
 )]
 
 mod admission;
+mod apparmor;
 mod certificates;
 mod cgroups;
 mod checkpoint;

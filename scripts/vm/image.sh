@@ -11,7 +11,7 @@ recipe=$(cat "$0" "$here/guest.sh" "$here/guest.service" | sha256sum | cut -c1-1
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 packages=systemd,systemd-sysv,dbus,udev,kmod,iproute2,iptables,conntrack,procps,ca-certificates
 packages=$packages,containerd,runc,containernetworking-plugins,busybox-static
-packages=$packages,linux-image-cloud-amd64,initramfs-tools
+packages=$packages,linux-image-cloud-amd64,initramfs-tools,apparmor,docker.io
 
 echo "vm: making the guest's image in $dir; this happens once"
 rm -rf "$dir"
@@ -36,7 +36,7 @@ ln -s ../guest.service "$units/multi-user.target.wants/guest.service"
 # The serial line is the test's; timers and seeds only cost time under emulation.
 for unit in serial-getty@ttyS0.service getty@tty1.service apt-daily.timer apt-daily-upgrade.timer \
     e2scrub_all.timer e2scrub_reap.service fstrim.timer dpkg-db-backup.timer \
-    systemd-networkd-wait-online.service; do
+    systemd-networkd-wait-online.service apparmor.service docker.service docker.socket; do
     ln -sf /dev/null "$units/$unit"
 done
 # A test starts it when its configuration is written.

@@ -64,6 +64,11 @@ impl Docker {
         // What the machine's own engine is set to must not matter. Engines before 28 have CDI only as a feature.
         fs::write(&settings, r#"{"features": {"cdi": true}}"#).at(&settings)?;
         let mut command = host.command(PROGRAM);
+        let driver = CgroupDriver::of_tests();
+        let parent = match driver {
+            CgroupDriver::Cgroupfs => host.cgroup_root(),
+            CgroupDriver::Systemd => format!("{}.slice", host.name()),
+        };
         command
             .arg("--config-file")
             .arg(&settings)
@@ -71,8 +76,8 @@ impl Docker {
             .arg(format!("--data-root={}", self.dir.join("root").display()))
             .arg(format!("--exec-root={}", self.dir.join("run").display()))
             .arg(format!("--pidfile={}", self.dir.join("pid").display()))
-            .arg(format!("--cgroup-parent={}", host.cgroup_root()))
-            .arg(format!("--exec-opt=native.cgroupdriver={}", CgroupDriver::of_tests().name()))
+            .arg(format!("--cgroup-parent={parent}"))
+            .arg(format!("--exec-opt=native.cgroupdriver={}", driver.name()))
             .args(["--bridge=none", "--iptables=false", "--ip-masq=false"])
             .args(["--storage-driver=overlay2", "--userland-proxy=false"])
             // Registries of tests speak plain HTTP.
