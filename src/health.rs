@@ -16,6 +16,9 @@ use crate::registration::{Feeds, RuntimeHealth};
 
 /// Interval of runtime status checks.
 const RUNTIME_PERIOD: Duration = Duration::from_secs(5);
+/// The same while the runtime says that it, or its network, is not ready: a node that starts is waited for,
+/// and its network may be configured at any moment.
+const UNREADY_PERIOD: Duration = Duration::from_millis(500);
 /// A runtime that was not ready for this long is down.
 const MAX_UNREADY: Duration = Duration::from_secs(30);
 /// Timeout of a runtime status check.
@@ -72,6 +75,9 @@ async fn feed_runtime(runtime: &Runtime, health: watch::Sender<RuntimeHealth>) {
             Ok(next) => {
                 if !std::mem::replace(&mut answers, true) {
                     info!("the container runtime answers again");
+                }
+                if next.runtime_error.is_some() || next.network_error.is_some() {
+                    ticks.reset_after(UNREADY_PERIOD);
                 }
                 // One that is not ready, by its own account, is not seen to be up.
                 let down = match next.runtime_error.is_some() {
@@ -213,6 +219,21 @@ mod tests {
             fed.world.end_faults();
             let up = fed.health.wait_for(|health| health.down.is_none());
             timeout(Duration::from_secs(40), up).await.unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn health_of_a_runtime_is_known_soon_after_its_network_is_ready() {
+        let mut fed = Fed::start();
+        fed.health.wait_for(|health| health.network_error.is_none()).await.unwrap();
+        for unready in [1, 60] {
+            fed.world.world().network_down = true;
+            let down = fed.health.wait_for(|health| health.network_error.is_some());
+            timeout(2 * RUNTIME_PERIOD, down).await.unwrap().unwrap();
+            sleep(Duration::from_secs(unready)).await;
+            fed.world.world().network_down = false;
+            let up = fed.health.wait_for(|health| health.network_error.is_none());
+            timeout(2 * UNREADY_PERIOD, up).await.unwrap().unwrap();
         }
     }
 
