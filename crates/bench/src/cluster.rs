@@ -12,9 +12,12 @@ use longshore_testkit::{
 };
 use nix::unistd::Pid;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::process::{self, Use};
 
+/// For documentation only, by RFC 5737: nobody answers there.
+const CLUSTER_DNS: &str = "192.0.2.10";
 const NODE_READY: Duration = Duration::from_secs(60);
 /// How long a daemon may take to leave after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
@@ -79,8 +82,10 @@ impl<'a> Cluster<'a> {
         apiserver: Apiserver,
         host: &'a mut Host,
         docker: Option<&'a mut Docker>,
-        options: NodeOptions,
+        mut options: NodeOptions,
     ) -> Result<Self> {
+        // As in every cluster: without it each pod has an event more, `MissingClusterDNS`. None of the pods asks it.
+        options.config.entry("clusterDNS".to_owned()).or_insert_with(|| json!([CLUSTER_DNS]));
         let kubeconfig = Kubeconfig::read_from(apiserver.admin_kubeconfig())?;
         let defaults = KubeConfigOptions::default();
         let config = Config::from_custom_kubeconfig(kubeconfig, &defaults).await?;
