@@ -109,7 +109,11 @@ async fn claim_is_waited_for_and_mounted() {
     cluster.until_event("FailedMount", "error processing PVC default/a: failed to fetch PVC").await;
     bind(&cluster, "a", json!({"local": {"path": data}}), "Filesystem").await;
     cluster.until_ready("web").await;
-    let out = fs::metadata(data.join("out")).unwrap();
+    let out = wait_until(TIMEOUT, "the container to write", async || {
+        fs::metadata(data.join("out")).map_err(|error| error.to_string())
+    })
+    .await
+    .unwrap();
     assert_eq!((out.uid(), out.gid()), (3000, 4000));
     cluster.delete("web").await;
     cluster.until_gone("web").await;
