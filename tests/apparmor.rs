@@ -5,7 +5,7 @@ use crate::common;
 use std::fs;
 
 use common::{TIMEOUT, container, get_json, manifest};
-use longshore_testkit::{Docker, DockerOptions, Host, Image, Node, NodeOptions, wait_until};
+use longshore_testkit::{Docker, DockerOptions, Host, Node, NodeOptions, wait_until};
 use serde_json::{Value, json};
 
 const PROFILE: &str = "longshore-test";
@@ -144,10 +144,7 @@ async fn apparmor_profile_confines_its_container() {
 #[tokio::test]
 #[ignore = "needs a kernel with AppArmor and a Docker Engine: `make vm-test` runs it"]
 async fn apparmor_profile_confines_its_container_on_docker() {
-    let host = Host::bare().unwrap();
-    let mut docker = Docker::start(&host, DockerOptions::default()).unwrap();
-    docker.load(&Image::pause().unwrap()).unwrap();
-    docker.load(&Image::busybox().unwrap()).unwrap();
+    let (host, mut docker) = Docker::with_host(DockerOptions::default()).unwrap();
     let options = docker.node_options(&host).unwrap();
     // The engine looks for the profile when the container starts, and tells it as an exit.
     let refusal = (json!(127), "unable to apply apparmor profile");

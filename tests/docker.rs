@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use common::{FOREVER, TIMEOUT, container, get_json, manifest};
 use longshore_cri::{Options, Runtime};
-use longshore_testkit::{Docker, DockerOptions, Host, Image, Node, NodeOptions, wait_until};
+use longshore_testkit::{Docker, DockerOptions, Host, Node, NodeOptions, wait_until};
 use serde_json::{Value, json};
 
 /// The one pod of the node, once it is ready.
@@ -42,10 +42,7 @@ async fn a_node_serves_cri_over_docker_itself() {
         println!("skipped: no dockerd on this machine");
         return;
     }
-    let host = Host::bare().unwrap();
-    let mut docker = Docker::start(&host, DockerOptions::default()).unwrap();
-    docker.load(&Image::pause().unwrap()).unwrap();
-    docker.load(&Image::busybox().unwrap()).unwrap();
+    let (host, mut docker) = Docker::with_host(DockerOptions::default()).unwrap();
     let mut options = docker.node_options(&host).unwrap();
     options.config.insert("readOnlyPort".to_owned(), json!(10255));
     let mut node = Node::standalone(&host, options).unwrap();

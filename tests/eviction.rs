@@ -5,12 +5,11 @@ use crate::common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use common::{Cluster, FOREVER, TIMEOUT, condition, container, phase, script, uid};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
 use kube::api::Api;
-use longshore_testkit::{Host, available_memory, cgroup_file, total_memory, wait_until};
+use longshore_testkit::{Disk, Host, available_memory, cgroup_file, total_memory, wait_until};
 use serde_json::{Value, json};
 
 const MI: u64 = 1 << 20;
@@ -199,35 +198,11 @@ async fn eviction_by_ephemeral_storage_limits() {
     assert_eq!(phase(&cluster.pod("frugal").await), "Running");
 }
 
-/// A file system in a file, unmounted in any case.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn mount(host: &Host, mebibytes: u64, at: PathBuf) -> Self {
-        let image = host.dir().join("disk.img");
-        fs::create_dir_all(&at).unwrap();
-        fs::File::create(&image).unwrap().set_len(mebibytes * MI).unwrap();
-        let run = |program: &str, args: &[&str], paths: &[&Path]| {
-            let done = Command::new(program).args(args).args(paths).output().unwrap();
-            assert!(done.status.success(), "{program}: {done:?}");
-        };
-        run("mkfs.ext4", &["-q", "-F", "-m0"], &[&image]);
-        run("mount", &["-o", "loop"], &[&image, &at]);
-        Self(at)
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
-    }
-}
-
 #[tokio::test]
 async fn eviction_by_disk_pressure() {
     let host = Host::start().expect("a host");
     // Where the node has its root directory.
-    let disk = Disk::mount(&host, 256, host.dir().join("node/root"));
+    let disk = Disk::mount(&host, 256 * MI, host.dir().join("node/root")).unwrap();
     let mut cluster = Cluster::on(host, hard(json!({"nodefs.available": "100Mi"}))).await;
     let on_volume = |text: &str| {
         let mut spec = script(text);

@@ -2,7 +2,7 @@
 //! CRI itself.
 use anyhow::Result;
 use clap::ValueEnum;
-use longshore_testkit::{Docker, DockerOptions, Host, Image};
+use longshore_testkit::{Docker, DockerOptions, Host};
 use serde_json::{Map, Value};
 
 use crate::cluster::Cluster;
@@ -27,11 +27,7 @@ impl Bed {
         if runtime == Runtime::Containerd {
             return Ok(Self { host: Host::start()?, docker: None });
         }
-        let host = Host::bare()?;
-        let docker = Docker::start(&host, DockerOptions::default())?;
-        for image in [Image::pause()?, Image::busybox()?] {
-            docker.load(&image)?;
-        }
+        let (host, docker) = Docker::with_host(DockerOptions::default())?;
         Ok(Self { host, docker: Some(docker) })
     }
 

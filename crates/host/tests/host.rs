@@ -12,7 +12,7 @@ use kube::api::{Api, LogParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use longshore_testkit::{
-    BUSYBOX, Daemon, Docker, DockerOptions, Host, Image, Machine, PAUSE, program, wait_until,
+    BUSYBOX, Daemon, Docker, DockerOptions, Machine, PAUSE, program, wait_until,
 };
 use serde_json::{Value, json};
 
@@ -318,10 +318,7 @@ async fn host_up_check_and_reset_on_docker() {
         println!("skipped: no dockerd on this machine");
         return;
     }
-    let host = Host::bare().expect("a host");
-    let mut docker = Docker::start(&host, DockerOptions::default()).unwrap();
-    docker.load(&Image::pause().unwrap()).unwrap();
-    docker.load(&Image::busybox().unwrap()).unwrap();
+    let (host, mut docker) = Docker::with_host(DockerOptions::default()).unwrap();
     let machine = Machine::with(host, format!("docker://{}", docker.socket().display())).unwrap();
     // Somebody else's, with a label that a pod has too.
     let other = json!({

@@ -55,6 +55,18 @@ impl Docker {
         Ok(docker)
     }
 
+    /// A host without containerd that has an engine, with the images of [`Host::start`] in it.
+    ///
+    /// # Errors
+    /// As for [`Host::start`] and [`Docker::start`].
+    pub fn with_host(options: DockerOptions) -> Result<(Host, Self)> {
+        let host = Host::bare()?;
+        let docker = Self::start(&host, options)?;
+        docker.load(&Image::pause()?)?;
+        docker.load(&Image::busybox()?)?;
+        Ok((host, docker))
+    }
+
     /// Starts the engine anew, after it was stopped or killed.
     ///
     /// # Errors

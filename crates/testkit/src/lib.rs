@@ -46,6 +46,7 @@ pub use cgroup::CgroupDriver;
 pub use command::program;
 pub use controllers::Controllers;
 pub use daemon::Daemon;
+pub use disk::Disk;
 pub use dns::Dns;
 pub use docker::{Docker, DockerOptions};
 pub use error::{Error, Result};

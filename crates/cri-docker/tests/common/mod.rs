@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use longshore_cri::v1::*;
 use longshore_cri_docker::{Listen, Settings};
-use longshore_testkit::{BUSYBOX, Docker, DockerOptions, Host, Image, PAUSE};
+use longshore_testkit::{BUSYBOX, Docker, DockerOptions, Host, PAUSE};
 use nix::sched::{CloneFlags, setns};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -45,10 +45,7 @@ impl Bed {
             );
             return Ok(None);
         }
-        let host = Host::bare()?;
-        let docker = Docker::start(&host, options)?;
-        docker.load(&Image::pause()?)?;
-        docker.load(&Image::busybox()?)?;
+        let (host, docker) = Docker::with_host(options)?;
         let runtime = RuntimeServiceClient::new(channel(socket(&host))?);
         let mut bed = Self { host, docker, service: None, runtime };
         bed.start_service().await?;
