@@ -28,6 +28,7 @@ use longshore_kube_proxy as proxy;
 use longshore_logs::rotation;
 use longshore_machine::Machine;
 use longshore_machine::process::set_oom_score;
+use longshore_machine::projects::ProjectFiles;
 use longshore_plugins as plugins;
 use longshore_pods_api::PodsApi;
 use longshore_podstate::desired::Desired;
@@ -227,6 +228,10 @@ async fn run_with(
         claim_poll_interval: config.kubelet.sync_frequency.get(),
         plugin_dir: PathBuf::from(&config.kubelet.volume_plugin_dir),
         node_name: config.node_name.clone(),
+        projects: config
+            .gates
+            .enabled("LocalStorageCapacityIsolationFSQuotaMonitoring")
+            .then(|| ProjectFiles::new(Path::new("/etc"), &settings.root_dir)),
     };
     let volumes = Volumes::new(parts, registry);
     let parts = longshore_dra::Parts {

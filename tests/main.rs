@@ -39,6 +39,7 @@ mod orphans;
 mod outage;
 mod pods;
 mod probes;
+mod projects;
 mod proxy;
 mod pulls;
 mod resize;

@@ -11,7 +11,7 @@ recipe=$(cat "$0" "$here/guest.sh" "$here/guest.service" | sha256sum | cut -c1-1
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 packages=systemd,systemd-sysv,dbus,udev,kmod,iproute2,iptables,conntrack,procps,ca-certificates
 packages=$packages,containerd,runc,containernetworking-plugins,busybox-static
-packages=$packages,linux-image-cloud-amd64,initramfs-tools,apparmor,docker.io
+packages=$packages,linux-image-cloud-amd64,initramfs-tools,e2fsprogs,apparmor,docker.io
 
 echo "vm: making the guest's image in $dir; this happens once"
 rm -rf "$dir"

@@ -190,6 +190,7 @@ impl Node {
             claim_poll_interval: Duration::from_secs(60),
             plugin_dir: settings.root_dir.join("flex"),
             node_name: "n".to_owned(),
+            projects: None,
         };
         let volumes = Volumes::new(parts, registry);
         let observer = Observer::new(cri.clone(), registry);

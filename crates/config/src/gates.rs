@@ -7,14 +7,8 @@ pub use longshore_gates::FeatureGates;
 use longshore_gates::Missing;
 
 /// Gates that prevent the start of the kubelet.
-pub(crate) const MISSING: [Missing; 2] = [
-    (
-        "LocalStorageCapacityIsolationFSQuotaMonitoring",
-        true,
-        "files that are deleted and still open do not count as storage",
-    ),
-    ("SELinuxMount", true, "only claims of one pod are mounted with its SELinux label"),
-];
+pub(crate) const MISSING: [Missing; 1] =
+    [("SELinuxMount", true, "only claims of one pod are mounted with its SELinux label")];
 
 /// The gates that are asked for. Those that are unknown, locked or ask for a protection that is missing
 /// are added to `errors`.
@@ -39,7 +33,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 49] = [
+    const READ: [&str; 50] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -67,6 +61,7 @@ mod tests {
         "KubeletInUserNamespace",
         "KubeletPodResourcesListUseActivePods",
         "KubeletServiceAccountTokenForCredentialProviders",
+        "LocalStorageCapacityIsolationFSQuotaMonitoring",
         "LoggingAlphaOptions",
         "LoggingBetaOptions",
         "MemoryQoS",
@@ -151,10 +146,8 @@ mod tests {
         };
         assert_eq!(faults(&[]), [""; 0]);
         assert_eq!(faults(&[("AllAlpha", true)]), [""; 0]);
-        let (quota, label) = ("LocalStorageCapacityIsolationFSQuotaMonitoring", "SELinuxMount");
-        for (asked, named) in
-            [(quota, &[quota][..]), (label, &[label]), ("AllBeta", &[quota, label])]
-        {
+        let label = "SELinuxMount";
+        for (asked, named) in [(label, &[label][..]), ("AllBeta", &[label])] {
             let found = faults(&[(asked, true)]);
             assert_eq!(found.len(), named.len(), "{found:?}");
             for (fault, name) in found.iter().zip(named) {

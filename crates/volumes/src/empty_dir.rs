@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use longshore_machine::projects::{self, ProjectFiles};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 
@@ -24,6 +25,7 @@ pub(super) fn set_up(
     volume: &str,
     medium: Medium,
     group: Option<u32>,
+    projects: Option<&ProjectFiles>,
 ) -> Result<(), Error> {
     let parent = layout::volumes_dir(pod, layout::EMPTY_DIR)?;
     let notes = layout::notes_dir(pod, layout::EMPTY_DIR, volume)?;
@@ -45,6 +47,10 @@ pub(super) fn set_up(
     }
     if let Some(group) = group {
         dir.set_volume_ownership(group, WRITABLE)?;
+    }
+    if let Some(projects) = projects.filter(|_| !ready && medium == Medium::Disk) {
+        projects::assign(&dir, dir.path(), projects)
+            .map_err(|error| Error::io("make a project of", dir.path(), error))?;
     }
     if ready { Ok(()) } else { notes.new_file(READY.as_ref(), &[], 0o640, (None, None)) }
 }

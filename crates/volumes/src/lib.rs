@@ -54,6 +54,7 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_base::panics;
+use longshore_machine::projects::ProjectFiles;
 use longshore_metrics::Registry;
 use longshore_pod::spec;
 use parking_lot::Mutex;
@@ -124,6 +125,9 @@ pub struct Parts {
     pub plugin_dir: PathBuf,
     /// The name of the node, which attaching drivers are given.
     pub node_name: String,
+    /// Where projects are kept, if the emptyDir volumes of pods in user namespaces are to be counted by project quotas
+    /// (`LocalStorageCapacityIsolationFSQuotaMonitoring`).
+    pub projects: Option<ProjectFiles>,
 }
 
 /// Makes the mount that holds the node's root directory shared, if it is not: Bidirectional mounts need
@@ -153,6 +157,7 @@ impl Volumes {
             tools: Tools::default(),
             kernel: Kernel::default(),
             flex: FlexDrivers::new(parts.plugin_dir, parts.node_name),
+            projects: parts.projects.map(Arc::new),
             locks: Mutex::default(),
             ending: Ending::default(),
             metrics,
@@ -308,6 +313,7 @@ impl Volumes {
             set_hidden_aside(sub_paths, &dir, &mut hidden).await?;
             set_hidden_aside(inner.take_down_persistent(&owned).await, &dir, &mut hidden).await?;
             set_hidden_aside(in_pods(pods, owned, work).await, &dir, &mut hidden).await?;
+            inner.prune_projects().await;
             if hidden.is_empty() { Ok(()) } else { Err(Error::Hidden(hidden)) }
         });
         let taken_down = work.await.unwrap_or(Err(Error::Interrupted));

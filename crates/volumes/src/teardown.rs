@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
+use tracing::warn;
 
 use crate::error::{Error, FirstError};
 use crate::host::blocking;
@@ -25,6 +26,17 @@ impl State {
         // Devices of volumes that were not set up completely.
         self.devices.forget(uid);
         Ok(())
+    }
+
+    /// Forgets the projects of emptyDir volumes that are gone.
+    pub(super) async fn prune_projects(&self) {
+        let Some(projects) = self.projects.clone() else { return };
+        let pruned = blocking(move || {
+            projects.prune().map_err(|error| Error::io("write projects to", "/etc".as_ref(), error))
+        });
+        if let Err(error) = pruned.await {
+            warn!(%error, "projects of volumes that are gone are kept");
+        }
     }
 
     async fn take_one_down(

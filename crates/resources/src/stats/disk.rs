@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{self as spec_v1, Pod};
 use k8s_openapi::jiff::Timestamp;
 use longshore_base::trees::OpenDir;
 use longshore_machine::FileSystem;
+use longshore_machine::projects::{self, Counted};
 use longshore_pod::spec;
 use longshore_pod::usage::Space;
 use rustix::fs::{AtFlags, Dir, FileType, Stat, statat, statvfs};
@@ -55,9 +56,17 @@ impl Volume {
         let used = match known {
             _ if self.in_memory => mounted(&self.path)?,
             Some(known) => known,
-            None => tree(&self.path)?,
+            None => counted(&self.path)?,
         };
         Ok(VolumeUse { used, file_system: FileSystem::of(&self.path)? })
+    }
+}
+
+/// What a volume uses: what its file system counts for it, or else what a walk finds.
+fn counted(path: &Path) -> io::Result<Space> {
+    match projects::counted(path) {
+        Ok(Some(Counted { bytes, inodes })) => Ok(Space { bytes, inodes }),
+        Ok(None) | Err(_) => tree(path),
     }
 }
 

@@ -8,8 +8,7 @@
 //! Files of /proc and of cgroups are read directly: the crates for cgroups read and parse all files
 //! of a controller.
 //!
-//! Current limitations: project quotas are not used, and on cgroup v1 eviction does not consider
-//! swap.
+//! Current limitations: on cgroup v1 eviction does not consider swap.
 
 mod cached;
 mod cgroup;

@@ -1,7 +1,7 @@
 //! Disk usage of pods, and writable layers of their containers.
 //!
 //! Pods that have used no CPU time since the last walk have written nothing: they are not walked
-//! again for a while. Project quotas would avoid walks, but are rarely enabled.
+//! again for a while.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

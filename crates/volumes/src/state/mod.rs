@@ -6,11 +6,12 @@ pub(crate) mod flex;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_client::events::PodEventRecorder;
 use longshore_client::objects::Objects;
+use longshore_machine::projects::ProjectFiles;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
@@ -33,6 +34,7 @@ pub(crate) struct State {
     pub(crate) tools: Tools,
     pub(crate) kernel: Kernel,
     pub(crate) flex: FlexDrivers,
+    pub(crate) projects: Option<Arc<ProjectFiles>>,
     pub(crate) csi: Csi,
     /// One lock per active pod: shared by set-ups, exclusive for teardown. It is held by the
     /// operation itself, which goes on when the caller is cancelled.

@@ -72,6 +72,7 @@ pub(super) fn volumes(root: &Root, objects: &Objects) -> Volumes {
         claim_poll_interval: Duration::from_secs(60),
         plugin_dir: "/nowhere".into(),
         node_name: "n1".to_owned(),
+        projects: None,
     };
     Volumes::new(parts, &registry)
 }

@@ -232,6 +232,7 @@ pub(super) fn open(
         claim_poll_interval: Duration::from_secs(60),
         plugin_dir: root.join("flex"),
         node_name: "n1".to_owned(),
+        projects: None,
     };
     let mut volumes = Volumes::new(parts, &registry);
     let inner = Arc::get_mut(&mut volumes.inner).unwrap();

@@ -200,6 +200,7 @@ fn volumes(root: &Root, api: &Api, drivers: &Drivers, node: NodeObject) -> Volum
         claim_poll_interval: CLAIM_POLL_INTERVAL,
         plugin_dir: "/nowhere".into(),
         node_name: "n1".to_owned(),
+        projects: None,
     };
     Volumes::new(parts, &Registry::default())
 }
