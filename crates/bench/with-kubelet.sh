@@ -18,8 +18,16 @@ shift 2
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
 trap 'exit 1' INT TERM
-ln -s "$(dirname "$program")/longshore-apiserver" "$bin"
-# The first argument is `kubelet` or `proxy`, which only Longshore has.
-printf '#!/bin/sh\nshift\nexec "%s" "$@"\n' "$kubelet" >"$bin/longshore"
+ln -s "$(dirname "$program")"/longshore-* "$bin"
+# The first argument is `kubelet` or `proxy`, which only Longshore has, as it has the flag.
+cat >"$bin/longshore" <<PROGRAM
+#!/bin/sh
+shift
+for argument; do
+    shift
+    [ "\$argument" = --keep-kernel-tunables ] || set -- "\$@" "\$argument"
+done
+exec "$kubelet" "\$@"
+PROGRAM
 chmod 755 "$bin/longshore"
 LONGSHORE_BIN_DIR=$bin "$program" "$@"

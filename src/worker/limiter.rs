@@ -6,7 +6,7 @@
 //! released at the end, which plugins do one after the other, while CPUs are idle.
 
 use std::num::NonZero;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -65,16 +65,20 @@ impl Limiter {
     }
 }
 
+/// The CPUs of this process when it was first asked for them, which takes reading a dozen files.
+fn cpus() -> usize {
+    static CPUS: OnceLock<usize> = OnceLock::new();
+    *CPUS.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
+}
+
 fn default_count() -> usize {
-    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-    cpus.saturating_mul(PER_CPU).max(2 * PER_CPU)
+    cpus().saturating_mul(PER_CPU).max(2 * PER_CPU)
 }
 
 /// Whether fewer threads can run than there are CPUs, apart from this one.
 fn is_cpu_idle() -> bool {
-    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
     LoadAverage::current()
-        .is_ok_and(|load| usize::try_from(load.cur).is_ok_and(|running| running <= cpus))
+        .is_ok_and(|load| usize::try_from(load.cur).is_ok_and(|running| running <= cpus()))
 }
 
 /// The slot of one start or stop.

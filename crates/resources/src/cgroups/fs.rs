@@ -1,7 +1,7 @@
 //! Cgroups as directories and files. All operations may block.
 
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use longshore_base::retry::Delays;
@@ -42,19 +42,32 @@ impl Fs {
     /// enabled for its children: it could have no processes then.
     pub(super) fn make_leaf(&self, path: &Path) -> Result<(), Error> {
         for tree in &self.hierarchies.trees {
-            let mut dir = tree.root.clone();
-            for part in path.components().filter(|part| matches!(part, Component::Normal(_))) {
-                if self.hierarchies.unified {
-                    enable_controllers(&dir);
-                }
-                let parent = dir.clone();
-                dir.push(part);
-                match std::fs::create_dir(&dir) {
-                    Ok(()) => self.init_cpuset(&parent, &dir),
-                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                    Err(source) => return Err(Error::at(&dir)(source)),
-                }
+            let dir = join(&tree.root, path);
+            self.make_dir(&tree.root, &dir).map_err(Error::at(&dir))?;
+            if self.hierarchies.unified {
+                let above = dir.ancestors().skip(1).filter(|above| above.starts_with(&tree.root));
+                let above: Vec<_> = above.collect();
+                above.into_iter().rev().for_each(enable_controllers);
             }
+        }
+        Ok(())
+    }
+
+    /// Creates a directory below a root, and those above it that are missing: most often there are none.
+    fn make_dir(&self, root: &Path, dir: &Path) -> io::Result<()> {
+        let parent = dir.parent().filter(|parent| dir != root && parent.starts_with(root));
+        let Some(parent) = parent else { return Ok(()) };
+        let made = match std::fs::create_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make_dir(root, parent)?;
+                std::fs::create_dir(dir)
+            }
+            made => made,
+        };
+        match made {
+            Ok(()) => self.init_cpuset(parent, dir),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     }
