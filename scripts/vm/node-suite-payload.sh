@@ -34,6 +34,10 @@ failSwapOn: false
 CONFIG
 [ -e /etc/resolv.conf ] || echo 'nameserver 198.18.0.2' >/etc/resolv.conf
 
+# Specs that change the configuration restart the kubelet by it.
+printf '#!/bin/sh\nexec "$@"\n' >"$work/suite/sudo"
+chmod 755 "$work/suite/sudo"
+
 # suite NAME: runs it with the kubelet of that folder; leaves `STATUS NAME` of each spec in $work/NAME.txt.
 suite() {
     kubelet=$1 out=$work/$1-report
@@ -55,6 +59,8 @@ suite() {
     sed 's/^/vm: /' "$work/$kubelet.txt"
     echo "vm: node suite with the kubelet of $kubelet: exit $code, $(($(date +%s) - start)) s"
     [ "$code" = 0 ] || grep -aE '^ +\[(FAIL|TIMEDOUT|PANICKED|INTERRUPTED)\]' "$out/log" | sort -u || true
+    # The first reasons.
+    [ "$code" = 0 ] || grep -aE -m 5 -A 6 '^ +\[FAILED\]' "$out/log" || true
     return "$code"
 }
 
