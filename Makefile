@@ -10,7 +10,7 @@ export CARGO_INCREMENTAL ?= 0
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help build install uninstall deb tarball static static-test docs run test test-runtimes test-unit fuzz linearizability vm-test vm-machines e2e-node vm-bench lint style fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-one-node bench-deployment bench-up bench-dns clean-host
+.PHONY: help build install uninstall deb tarball static static-test docs run test test-runtimes test-unit fuzz linearizability vm-test vm-machines e2e-node vm-bench lint style fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-one-node layout bench-deployment bench-up bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -201,6 +201,11 @@ bench-one-node: ## measure what a whole cluster of one node with N=20 pods uses 
 	@scripts/install-deps.sh run
 	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-dns -p longshore-bench
 	@"$$CARGO_TARGET_DIR/release/longshore-bench" --one-node=$(or $(N),20) --idle=60 $(if $(JSON),--json="$(JSON)")
+
+layout: ## write down which functions idle programs execute: the linker puts them next to each other (crates/layout)
+	@scripts/install-deps.sh run
+	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-dns -p longshore-bench
+	@"$$CARGO_TARGET_DIR/release/longshore-bench" --one-node=20 --idle=90 --functions=crates/layout/idle.ld
 
 bench-up: ## measure how soon `longshore up` makes a machine a cluster that is Ready; REPEAT=5 rounds
 	@scripts/install-deps.sh run

@@ -21,6 +21,7 @@ mod deletion;
 mod deployment;
 mod device;
 mod floor;
+mod functions;
 mod gates;
 mod idle;
 mod one_node;
@@ -99,6 +100,10 @@ struct Args {
     /// Measure what a whole cluster of one node uses that only keeps so many pods, and nothing else.
     #[arg(long, value_name = "PODS", value_parser = clap::value_parser!(u16).range(1..=100))]
     one_node: Option<u16>,
+    /// Write a linker's script of the functions that the programs of `--one-node` execute within `--idle` seconds to
+    /// this file, and measure nothing.
+    #[arg(long, value_name = "FILE", requires = "one_node")]
+    functions: Option<PathBuf>,
     /// Measure how soon `longshore up` has a node that is Ready, and nothing else.
     #[arg(long)]
     up: bool,
@@ -154,6 +159,11 @@ fn run(args: &Args) -> Result<()> {
 
 /// The results, as a table and as JSON.
 async fn measure(args: &Args) -> Result<(String, String)> {
+    if let (Some(pods), Some(path)) = (args.one_node, &args.functions) {
+        let script = one_node::functions(pods, args.idle).await?;
+        fs::write(path, &script).with_context(|| path.display().to_string())?;
+        return Ok((String::new(), script));
+    }
     if args.server {
         let results = server::run(args).await?;
         return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));

@@ -4,16 +4,19 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use futures::future::try_join_all;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Service, ServiceAccount};
 use kube::Api;
 use kube::api::PostParams;
-use longshore_testkit::{Dns, Host, PAUSE, wait_until};
+use longshore_testkit::{Daemon, Dns, Host, PAUSE, wait_until};
 use serde::Serialize;
 use serde_json::json;
+use tokio::task::spawn_blocking;
 
 use crate::burst::all_ready;
 use crate::cluster::Cluster;
+use crate::functions::{executed, script};
 use crate::pods::Changes;
 use crate::process::{Memory, Use, look_at_daemon};
 
@@ -42,14 +45,28 @@ pub(crate) struct Program {
 
 /// Measures on a host of its own, for so many seconds.
 pub(crate) async fn run(pods: u16, seconds: u16) -> Result<Results> {
-    let mut host = Host::start()?;
-    let results = measure(&mut host, pods, seconds).await?;
-    host.teardown()?;
-    Ok(results)
+    idle(pods, async |daemons| measure(daemons, pods, seconds).await).await
 }
 
-async fn measure(host: &mut Host, pods: u16, seconds: u16) -> Result<Results> {
-    let mut cluster = Cluster::start_whole(host).await?;
+/// The linker's script of the functions that the programs execute within so many seconds.
+pub(crate) async fn functions(pods: u16, seconds: u16) -> Result<String> {
+    let time = Duration::from_secs(seconds.into());
+    idle(pods, async |daemons| {
+        // Who attaches has to wait, too: each in a thread of its own.
+        let traces = daemons.iter().map(|daemon| {
+            let pid = daemon.pid();
+            spawn_blocking(move || executed(pid, time))
+        });
+        let traces = try_join_all(traces).await?.into_iter().collect::<Result<Vec<_>>>()?;
+        Ok(script(traces.into_iter().flatten()))
+    })
+    .await
+}
+
+/// Does something with the programs of a cluster that has its pods and nothing else to do.
+async fn idle<T>(pods: u16, work: impl AsyncFnOnce(&mut [&mut Daemon]) -> Result<T>) -> Result<T> {
+    let mut host = Host::start()?;
+    let mut cluster = Cluster::start_whole(&mut host).await?;
     let mut controllers = cluster.start_controllers()?;
     let mut dns = Dns::start(cluster.host, &cluster.admin_kubeconfig())?;
     let accounts: Api<ServiceAccount> = Api::default_namespaced(cluster.client());
@@ -59,9 +76,18 @@ async fn measure(host: &mut Host, pods: u16, seconds: u16) -> Result<Results> {
     eprintln!("bench: {pods} pods are ready; {} s until they are watched", SETTLED.as_secs());
     tokio::time::sleep(SETTLED).await;
 
+    let daemons = cluster.daemons().into_iter().chain([controllers.daemon(), dns.daemon()]);
+    let done = work(&mut daemons.collect::<Vec<_>>()).await?;
+    dns.daemon().terminate(GRACE)?;
+    controllers.daemon().terminate(GRACE)?;
+    cluster.stop()?;
+    host.teardown()?;
+    Ok(done)
+}
+
+async fn measure(daemons: &mut [&mut Daemon], pods: u16, seconds: u16) -> Result<Results> {
     let mut look = || -> Result<Vec<(String, Use)>> {
-        let daemons = cluster.daemons();
-        let all = daemons.into_iter().chain([controllers.daemon(), dns.daemon()]);
+        let all = daemons.iter_mut();
         all.map(|daemon| Ok((daemon.name().to_owned(), look_at_daemon(daemon)?))).collect()
     };
     let (start, before) = (Instant::now(), look()?);
@@ -72,11 +98,7 @@ async fn measure(host: &mut Host, pods: u16, seconds: u16) -> Result<Results> {
         let millicores = (after.cpu_seconds - before.cpu_seconds) * 1000.0 / seconds;
         Program { name, millicores, memory: after.memory }
     });
-    let results = Results { pods, seconds, programs: programs.collect() };
-    dns.daemon().terminate(GRACE)?;
-    controllers.daemon().terminate(GRACE)?;
-    cluster.stop()?;
-    Ok(results)
+    Ok(Results { pods, seconds, programs: programs.collect() })
 }
 
 /// A deployment behind a service, until its pods are Ready.
