@@ -214,7 +214,7 @@ fn workers(registry: &Registry) -> Family<Gauge, 3> {
 
 /// Whether a pod has a user namespace.
 fn has_own_users(pod: &Pod) -> bool {
-    pod.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false))
+    pod.spec.as_ref().is_some_and(spec::has_user_namespace)
 }
 
 /// The label for whether a pod is static.

@@ -1,8 +1,8 @@
 //! Atomic file replacement.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Replaces a file atomically and durably: readers see the old or the new content; only root can read
@@ -11,10 +11,19 @@ use std::path::Path;
 /// # Errors
 /// The I/O error; the file is unchanged.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    replace_with_mode(path, content, 0o600)
+}
+
+/// Likewise, of a file that others may read: it has exactly these permissions, whatever the umask of the process.
+///
+/// # Errors
+/// As of [`replace`].
+pub fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let draft = path.with_extension("tmp");
     let mut options = File::options();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
     file.write_all(content)?;
+    file.set_permissions(Permissions::from_mode(mode))?;
     file.sync_all()?;
     fs::rename(draft, path)?;
     match path.parent() {
@@ -25,8 +34,6 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -37,7 +44,9 @@ mod tests {
             replace(&path, content.as_bytes()).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+        replace_with_mode(&path, b"for all", 0o666).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o666);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 

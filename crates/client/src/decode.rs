@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+use longshore_json::decode::{DecodeError, decode_value};
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_path_to_error::{Path, Segment};
 use tracing::warn;
 
 /// Values of one object that are replaced before it is given up.
@@ -263,43 +263,33 @@ pub(crate) fn lean(text: &str) -> (Cow<'_, str>, ObjectMeta) {
     (Cow::Owned(text), metadata)
 }
 
-/// Why an object does not decode.
-struct Fault {
-    path: String,
-    reason: String,
-}
-
 /// The object, without its nulls, which are as good as absent in Go, and with times that are missing or
 /// cannot be represented replaced.
-fn repaired<K: DeserializeOwned>(text: &str) -> Result<K, Fault> {
-    let mut value: Value = serde_json::from_str(text)
-        .map_err(|error| Fault { path: ".".to_owned(), reason: error.to_string() })?;
+fn repaired<K: DeserializeOwned>(text: &str) -> Result<K, DecodeError> {
+    let mut value: Value = longshore_json::decode::decode(text)?;
     remove_nulls(&mut value);
     let mut repairs = 0;
     loop {
-        let error = match serde_path_to_error::deserialize(&value) {
+        let error = match decode_value(&value) {
             Ok(object) => return Ok(object),
             Err(error) => error,
         };
         repairs += 1;
-        match at(&mut value, error.path()) {
+        match error.path.find_in(&mut value) {
             Some(Value::String(time)) if repairs <= MAX_REPAIRS && is_past_last_time(time) => {
                 LAST_TIME.clone_into(time);
             }
             Some(Value::Object(members)) if repairs <= MAX_REPAIRS && lacks_time(&error) => {
                 members.insert(REQUIRED_TIME.to_owned(), ZERO_TIME.into());
             }
-            _ => {
-                let path = error.path().to_string();
-                return Err(Fault { path, reason: error.into_inner().to_string() });
-            }
+            _ => return Err(error),
         }
     }
 }
 
 /// Whether a required time is missing at the path of the error.
-fn lacks_time(error: &serde_path_to_error::Error<serde_json::Error>) -> bool {
-    error.inner().to_string().starts_with(&format!("missing field `{REQUIRED_TIME}`"))
+fn lacks_time(error: &DecodeError) -> bool {
+    error.reason.starts_with(&format!("missing field `{REQUIRED_TIME}`"))
 }
 
 /// Removes the members of objects that are null.
@@ -312,15 +302,6 @@ fn remove_nulls(value: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(remove_nulls),
         _ => {}
     }
-}
-
-/// What is at a path of a value.
-fn at<'v>(value: &'v mut Value, path: &Path) -> Option<&'v mut Value> {
-    path.iter().try_fold(value, |value, segment| match segment {
-        Segment::Seq { index } => value.get_mut(*index),
-        Segment::Map { key } => value.get_mut(key),
-        Segment::Enum { .. } | Segment::Unknown => None,
-    })
 }
 
 /// Whether a text is a time that is later than any that can be represented. Go has larger years.

@@ -2,8 +2,9 @@
 //!
 //! Programs are optimised for size; a list of objects is read and written here, and this crate (with
 //! serde_json) is optimised for speed. These functions are not generic, so that their code is made
-//! with this crate's options and not with those of whoever calls them.
+//! with this crate's options and not with those of whoever calls them. Those of [`decode`] are generic.
 
+pub mod decode;
 mod object;
 
 pub use object::Object;

@@ -8,8 +8,10 @@ use crate::spec;
 /// What a node needs to run the pod.
 pub fn needed(pod_spec: &PodSpec) -> DeclaredFeatures {
     let host_network = pod_spec.host_network == Some(true);
-    let in_user_namespace = pod_spec.host_users == Some(false);
-    DeclaredFeatures::for_pod(spec::may_restart_all(pod_spec), host_network && in_user_namespace)
+    DeclaredFeatures::for_pod(
+        spec::may_restart_all(pod_spec),
+        host_network && spec::has_user_namespace(pod_spec),
+    )
 }
 
 /// What its node needs to follow an update of the pod.

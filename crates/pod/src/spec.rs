@@ -54,6 +54,11 @@ pub fn service_account(pod: &Pod) -> Option<&str> {
     name.filter(|name| !name.is_empty())
 }
 
+/// Whether the pod has a user namespace of its own.
+pub fn has_user_namespace(pod_spec: &PodSpec) -> bool {
+    pod_spec.host_users == Some(false)
+}
+
 /// The pod in logs and messages: `name_namespace(uid)`.
 pub fn describe(pod: &Pod) -> String {
     format!("{}_{}({})", name(pod), namespace(pod), uid(pod))

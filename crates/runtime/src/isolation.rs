@@ -25,15 +25,14 @@ impl PodRuntime {
             class => self.objects.runtime_class(class).await?.handler.clone(),
         };
         let mut namespaces = namespaces(pod_spec);
-        namespaces.userns_options = Some(match pod_spec.host_users {
-            Some(false) => {
-                self.require_user_namespaces(&handler).await?;
-                self.user_namespaces.of_pod(spec::uid(pod))?
-            }
-            _ => v1::UserNamespace {
+        namespaces.userns_options = Some(if spec::has_user_namespace(pod_spec) {
+            self.require_user_namespaces(&handler).await?;
+            self.user_namespaces.of_pod(spec::uid(pod))?
+        } else {
+            v1::UserNamespace {
                 mode: v1::NamespaceMode::Node.into(),
                 ..v1::UserNamespace::default()
-            },
+            }
         });
         Ok(Isolation { handler, namespaces })
     }

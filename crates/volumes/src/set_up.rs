@@ -116,7 +116,7 @@ impl Volumes {
         let path = self.volume_path(pod, layout::EMPTY_DIR, name)?;
         let (name, group) = (name.to_owned(), fs_group(pod));
         // A container outside of a user namespace can give files to another project.
-        let in_user_namespace = pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false);
+        let in_user_namespace = pod.spec.as_ref().is_some_and(spec::has_user_namespace);
         let projects = self.inner.projects.clone().filter(|_| in_user_namespace);
         self.in_pod_dir(spec::uid(pod), move |pod| {
             empty_dir::set_up(pod, &name, medium, group, projects.as_deref())

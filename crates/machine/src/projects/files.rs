@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use longshore_base::files;
 use nix::fcntl::{Flock, FlockArg};
 use nix::libc::O_NOFOLLOW;
 use parking_lot::Mutex;
@@ -154,16 +155,10 @@ fn lines(file: &File) -> io::Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
+/// Replaces a file, whose permissions stay.
 fn replace(path: &Path, file: &File, lines: &[String]) -> io::Result<()> {
-    let draft = path.with_extension("longshore");
-    let _ = fs::remove_file(&draft);
-    let mut options = File::options();
-    let mut new = options.write(true).create_new(true).open(&draft)?;
     let text: String = lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
-    new.write_all(text.as_bytes())?;
-    new.set_permissions(file.metadata()?.permissions())?;
-    new.sync_all()?;
-    fs::rename(&draft, path)
+    files::replace_with_mode(path, text.as_bytes(), file.metadata()?.permissions().mode() & 0o7777)
 }
 
 fn named_error(path: &Path, error: &io::Error) -> io::Error {

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
+use longshore_json::decode::decode_value;
 use longshore_pod::spec;
 use serde_json::{Number, Value};
 
@@ -40,7 +41,7 @@ pub(super) enum Origin<'a> {
 pub(super) fn pod(bytes: &[u8], origin: Origin<'_>, node_name: &str) -> Result<Pod, Error> {
     let document = document(bytes)?;
     expect(&document, "kind", "Pod")?;
-    static_pod(decode(document)?, origin, node_name)
+    static_pod(decode(&document)?, origin, node_name)
 }
 
 /// An invalid item of a list.
@@ -60,7 +61,7 @@ pub(super) fn pods(
 ) -> Result<Vec<Result<Pod, BadItem>>, Error> {
     let mut document = document(bytes)?;
     if document["kind"] == "Pod" {
-        return Ok(vec![Ok(static_pod(decode(document)?, origin, node_name)?)]);
+        return Ok(vec![Ok(static_pod(decode(&document)?, origin, node_name)?)]);
     }
     expect(&document, "kind", "PodList")?;
     let items = match document["items"].take() {
@@ -72,7 +73,7 @@ pub(super) fn pods(
         let text = |field: &str| item["metadata"][field].as_str().unwrap_or_default().to_owned();
         let name =
             (namespace_or_default(text("namespace")), with_node_name(&text("name"), node_name));
-        decode(item).and_then(|pod| static_pod(pod, origin, node_name)).map_err(|error| {
+        decode(&item).and_then(|pod| static_pod(pod, origin, node_name)).map_err(|error| {
             let error = match error {
                 Error::Field { field, reason } => {
                     Error::Field { field: format!("items[{index}].{field}"), reason }
@@ -142,11 +143,8 @@ fn whole_numbers(value: &mut Value) {
     }
 }
 
-fn decode(document: Value) -> Result<Pod, Error> {
-    serde_path_to_error::deserialize(document).map_err(|error| {
-        let path = error.path().to_string();
-        field(path, first_line(&error.into_inner().to_string()))
-    })
+fn decode(document: &Value) -> Result<Pod, Error> {
+    decode_value(document).map_err(|error| field(error.path.to_string(), first_line(&error.reason)))
 }
 
 /// Make the pod a static pod of this node.

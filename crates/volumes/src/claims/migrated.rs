@@ -1,6 +1,9 @@
 //! CSI migration: in-tree volumes are translated to volumes of CSI drivers.
 
+use std::fmt::Display;
+
 use k8s_openapi::api::core::v1::{PersistentVolume, Volume};
+use longshore_json::decode::decode_value;
 use longshore_migration::{Error, inline, persistent};
 use serde::Serialize;
 use serde_json::Value;
@@ -24,8 +27,10 @@ fn translate(
     volume: &impl Serialize,
     rule: impl FnOnce(&Value) -> Result<Option<Value>, Error>,
 ) -> Result<Option<PersistentVolume>, ClaimError> {
-    let malformed = |error: serde_json::Error| ClaimError::NotMigrated(error.to_string());
+    fn malformed(error: impl Display) -> ClaimError {
+        ClaimError::NotMigrated(error.to_string())
+    }
     let volume = serde_json::to_value(volume).map_err(malformed)?;
-    let translated = rule(&volume).map_err(|error| ClaimError::NotMigrated(error.to_string()))?;
-    translated.map(|volume| serde_json::from_value(volume).map_err(malformed)).transpose()
+    let translated = rule(&volume).map_err(malformed)?;
+    translated.map(|volume| decode_value(&volume).map_err(malformed)).transpose()
 }

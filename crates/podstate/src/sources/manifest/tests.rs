@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 
 const GOOD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - {name: c, image: busybox}\n";
@@ -99,4 +101,58 @@ fn manifest_rejects_alias_bombs() {
         bomb.push_str(&format!("a{level}: &a{level} [{refs}]\n"));
     }
     assert!(parsed(&bomb).is_err());
+}
+
+/// The paths of all values within a value, itself included.
+fn pointers(value: &Value, at: &str, all: &mut Vec<String>) {
+    all.push(at.to_owned());
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, field)| {
+                pointers(
+                    field,
+                    &format!("{at}/{}", name.replace('~', "~0").replace('/', "~1")),
+                    all,
+                );
+            });
+        }
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .for_each(|(index, item)| pointers(item, &format!("{at}/{index}"), all)),
+        _ => {}
+    }
+}
+
+/// In each place of a pod with every field, something of another type: the error is that of a deserializer that
+/// keeps track of the path.
+#[test]
+fn errors_of_all_fields_have_their_path() {
+    let mut pod: Value =
+        serde_json::from_str(include_str!("../dump/testdata/every-field.json")).unwrap();
+    pod["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    pod["metadata"]["managedFields"] = json!([{"time": "2026-01-01T00:00:00Z"}]);
+    pod["status"] = json!({"startTime": "2026-01-01T00:00:00Z", "conditions": [{"type": "a",
+        "status": "b", "lastProbeTime": "2026-01-01T00:00:00Z"}]});
+    let mut places = Vec::new();
+    pointers(&pod, "", &mut places);
+    // Containers of all kinds are alike.
+    places.retain(|place| {
+        !place.starts_with("/spec/initC") && !place.starts_with("/spec/ephemeralC")
+    });
+    let wrong = [json!(null), json!(7.5), json!("x"), json!(["a"]), json!({"a": {"b": []}})];
+    let mut errors = 0;
+    // The other one does not name the two fields that say what an object is.
+    for place in places.iter().filter(|place| !["/apiVersion", "/kind"].contains(&place.as_str())) {
+        for wrong in &wrong {
+            let right = std::mem::replace(pod.pointer_mut(place).unwrap(), wrong.clone());
+            let expected = serde_path_to_error::deserialize::<_, Pod>(&pod).map_err(|error| {
+                field(error.path().to_string(), first_line(&error.into_inner().to_string()))
+            });
+            errors += usize::from(expected.is_err());
+            assert_eq!(decode(&pod), expected, "{wrong} in {place}");
+            *pod.pointer_mut(place).unwrap() = right;
+        }
+    }
+    assert!(errors > 2 * places.len(), "{errors} errors in {} places", places.len());
 }
