@@ -36,7 +36,7 @@ pub(crate) struct DockerRuntime {
     pub(crate) sandboxes: EventCache<(), Vec<PodSandbox>>,
     /// All containers.
     pub(crate) containers: EventCache<(), Vec<Container>>,
-    /// What images are called, by identifier.
+    /// What images are called that are there, by identifier; that of sandboxes by its name.
     pub(crate) image_names: EventCache<String, ImageNames>,
     pub(crate) sizes: LayerSizes,
 }

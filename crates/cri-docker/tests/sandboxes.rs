@@ -1,6 +1,7 @@
 //! Sandboxes: network, name resolution, lists, removal, and what is somebody else's.
 
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use longshore_cri::v1::*;
@@ -200,6 +201,27 @@ async fn a_sandbox_that_cannot_be_detached_is_kept_until_it_can() -> Result<()> 
     assert_eq!(bed.sandboxes().await?, []);
     assert_eq!((bed.engine_containers()?, bed.kept()), (Vec::new(), Vec::new()));
     assert_eq!(addresses_in_use(&bed)?, Vec::<String>::new());
+    bed.end().await
+}
+
+/// The image of sandboxes is known for a while, but somebody may remove it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_image_of_sandboxes_may_go_and_come_back() -> Result<()> {
+    let Some(mut bed) = Bed::start().await? else { return Ok(()) };
+    for name in ["one", "two"] {
+        let pod = bed.run_pod(&bed.pod(name)).await?;
+        bed.remove_pod(&pod).await?;
+    }
+    let (status, answer) =
+        bed.docker.request("DELETE", &format!("/images/{}", longshore_testkit::PAUSE), &[])?;
+    ensure!(status == 200, "{status} {answer}");
+    // There is no registry that it could be pulled from, which takes the engine a while to find out.
+    let config = bed.pod("three");
+    let run = tokio::time::timeout(Duration::from_secs(3), bed.run_pod(&config)).await;
+    ensure!(!matches!(run, Ok(Ok(_))), "it was run");
+    bed.docker.load(&longshore_testkit::Image::pause()?)?;
+    let pod = bed.run_pod(&bed.pod("four")).await?;
+    bed.remove_pod(&pod).await?;
     bed.end().await
 }
 

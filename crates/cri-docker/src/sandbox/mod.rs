@@ -15,6 +15,7 @@ use longshore_cri::v1::{
 };
 
 use crate::checkpoint::Checkpoint;
+use crate::image_names::ImageNames;
 use crate::labels::{self, Kind};
 use crate::runtime::DockerRuntime;
 use crate::{Error, Result, names, network, timestamp};
@@ -48,7 +49,12 @@ impl DockerRuntime {
             driver: info.driver,
         };
         let body = config::body(config, surroundings)?;
-        let id = self.create(Kind::Sandbox, &name, body).await?;
+        let created = self.create(Kind::Sandbox, &name, body).await;
+        if created.as_ref().is_err_and(Error::is_not_found) {
+            // The image is gone, and no event has told of it yet.
+            self.image_names.changed();
+        }
+        let id = created?;
         match self.set_up_sandbox(&id, config).await {
             Ok(()) => Ok(id),
             Err(error) => {
@@ -103,7 +109,8 @@ impl DockerRuntime {
 
     /// Pulls the image of sandboxes unless it is there, without credentials.
     async fn ensure_image(&self, image: &str) -> Result<()> {
-        match self.engine.inspect_image(image).await {
+        let ask = async { self.engine.inspect_image(image).await.map(ImageNames::from) };
+        match self.image_names.get(image.to_owned(), ask).await {
             Ok(_) => return Ok(()),
             Err(error) if crate::error::docker_status(&error) == Some(404) => {}
             Err(error) => {
