@@ -10,7 +10,7 @@ export CARGO_INCREMENTAL ?= 0
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help build install uninstall deb tarball static static-test docs run test test-runtimes test-unit fuzz linearizability vm-test vm-machines e2e-node vm-bench lint style fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-one-node layout bench-deployment bench-up bench-dns clean-host
+.PHONY: help build install uninstall deb tarball static static-test docs run test test-runtimes critest test-unit fuzz linearizability vm-test vm-machines e2e-node vm-bench lint style fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-one-node layout bench-deployment bench-up bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -27,9 +27,11 @@ DESTDIR ?=
 # The profile of what is installed.
 INSTALL_PROFILE ?= release
 PROGRAMS := longshore longshore-host longshore-apiserver longshore-controllers longshore-dns
+# What `longshore version -o json` says. Not of other builds: each commit would compile everything again.
+of_commit = $(if $(filter release,$(INSTALL_PROFILE)),LONGSHORE_COMMIT="$$(git describe --always --abbrev=40 --dirty --exclude='*' 2>/dev/null || true)")
 built = $$CARGO_TARGET_DIR/$(if $(filter dev,$(INSTALL_PROFILE)),debug,$(INSTALL_PROFILE))
 install: ## build and install programs, units of systemd, man pages and completions; DESTDIR, PREFIX=/usr/local
-	cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+	$(of_commit) cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
 	@scripts/install.sh install "$(built)" "$(DESTDIR)" "$(PREFIX)"
 
 uninstall: ## remove what make install has installed; clusters and their data stay (longshore reset removes them)
@@ -39,12 +41,12 @@ uninstall: ## remove what make install has installed; clusters and their data st
 OUT ?= $(CACHE)/packages
 deb: ## build packages for Debian, and check them with lintian; OUT=directory, INSTALL_PROFILE=release
 	@scripts/install-deps.sh deb
-	cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+	$(of_commit) cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
 	@packages=$$(scripts/package.sh deb "$(built)" "$(OUT)") && echo "$$packages" && \
 	echo "$$packages" | xargs -d '\n' lintian --allow-root --fail-on=error,warning
 
 tarball: ## pack programs, units and an installer for machines without dpkg; OUT=directory, INSTALL_PROFILE=release
-	cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+	$(of_commit) cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
 	@scripts/package.sh tarball "$(built)" "$(OUT)"
 
 # As `uname -m` prints it.
@@ -52,7 +54,7 @@ ARCH ?= $(shell uname -m)
 static_target = $(ARCH)-unknown-linux-musl
 static_built = $$CARGO_TARGET_DIR/$(static_target)/$(notdir $(built))
 # Rust brings musl; the C compiler is for the assembler code of the crate ring, and links for other architectures.
-build_static = env CC_$(ARCH)_unknown_linux_musl=$(ARCH)-linux-gnu-gcc \
+build_static = $(of_commit) env CC_$(ARCH)_unknown_linux_musl=$(ARCH)-linux-gnu-gcc \
 	CARGO_TARGET_$(shell echo $(ARCH) | tr a-z A-Z)_UNKNOWN_LINUX_MUSL_LINKER=$(ARCH)-linux-gnu-gcc \
 	cargo build --locked --profile $(INSTALL_PROFILE) --target $(static_target) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
 static: ## build programs that need no C library, and pack them; ARCH=x86_64 or aarch64, OUT=directory, INSTALL_PROFILE=release
@@ -95,6 +97,14 @@ test-runtimes: ## run RUNTIME_TESTS on containerd and Docker of Debian's newer S
 		echo "test-runtimes: $$("$$programs/usr/bin/containerd" --version); $$("$$programs/usr/sbin/dockerd" --version)"; \
 		$(MAKE) test TESTS='$(RUNTIME_TESTS)' CONTAINERD="$$programs/usr/bin/containerd" DOCKERD="$$programs/usr/sbin/dockerd"; \
 	done
+
+CRITEST ?= $(shell command -v critest)
+critest: ## run the suite of cri-tools on the CRI of Docker; CRITEST=its program, FOCUS and SKIP=specs, DOCKERD=another engine
+	@[ -x "$(CRITEST)" ] || { echo "critest: no program critest in the PATH; CRITEST=FILE names that of cri-tools (docs/docker.md)"; exit 1; }
+	@scripts/install-deps.sh test
+	@chosen=$$(scripts/select-programs.sh $(CACHE)/programs "" "" "$(DOCKERD)"); \
+	PATH="$${chosen:+$$chosen:}$$PATH" CRITEST="$(abspath $(CRITEST))" FOCUS='$(FOCUS)' SKIP='$(SKIP)' \
+	cargo test --workspace --test engine -- --ignored --nocapture critest
 
 test-unit: ## run the tests that need no root, container runtime or iptables
 	@if command -v cargo-nextest >/dev/null; then cargo nextest run --profile unit --workspace --lib --bins; \

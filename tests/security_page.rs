@@ -1,4 +1,4 @@
-//! Checks that the tests named in docs/security.md exist.
+//! Checks that the tests named in docs/security.md and docs/faults.md exist.
 
 use std::path::Path;
 
@@ -53,5 +53,27 @@ fn security_page_apiserver_tests_exist() {
     assert!(ids.len() >= 20, "{ids:?}");
     for id in ids {
         assert!(files.iter().any(|text| text.contains(id)), "no test names {id}");
+    }
+}
+
+/// Each row `| what fails | what happens | tests |` names functions that there are.
+#[test]
+fn faults_page_tests_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/faults.md")).unwrap();
+    let mut files = Vec::new();
+    for directory in ["src", "tests", "crates"] {
+        sources(&root.join(directory), &mut files);
+    }
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| "));
+    let last = rows.filter_map(|row| row.trim_end_matches(" |").rsplit(" | ").next());
+    let tests: Vec<&str> = last
+        .flat_map(|cell| cell.split(", "))
+        .filter_map(|name| name.strip_prefix('`')?.strip_suffix('`'))
+        .collect();
+    assert!(tests.len() >= 30, "{tests:?}");
+    for test in tests {
+        let function = format!("fn {test}(");
+        assert!(files.iter().any(|text| text.contains(&function)), "there is no test {test}");
     }
 }

@@ -21,13 +21,13 @@ mod quantities;
 #[cfg(test)]
 mod tests;
 mod validation;
+mod version;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 
 use longshore_base::logging;
-use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 pub use longshore_duration::{GoDuration, ParseDurationError};
 
 pub use self::cri_docker::CriDockerConfig;
@@ -42,6 +42,7 @@ use self::pflag::Parsed;
 pub use self::proxy::banner as proxy_banner;
 pub use self::proxy::{ProxyConfig, ProxyTask};
 pub use self::quantities::Reserved;
+use self::version::version_text;
 
 /// Errors of the configuration.
 #[derive(Debug, thiserror::Error)]
@@ -172,7 +173,7 @@ Usage:
   longshore check             check whether this machine can be a node
   longshore status            show what runs on this node
   longshore top               the same on the whole terminal, each second anew
-  longshore --version
+  longshore version [-o json] print the version
 ";
 
 /// Parses the command line, including the program name, and the files it refers to.
@@ -195,7 +196,8 @@ pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Command, Conf
         // Flags of those commands may come before them.
         Some(("--root", _)) => Ok(Command::Host(rest)),
         Some((flag, _)) if flag.starts_with("--root=") => Ok(Command::Host(rest)),
-        Some(("--version" | "version", _)) => Ok(Command::Print(version_text("true"))),
+        Some(("--version", _)) => Ok(Command::Print(version_text("true"))),
+        Some(("version", rest)) => version::command(rest),
         Some(("--help" | "-h" | "help", _)) => Ok(Command::Print(USAGE.to_owned())),
         Some((other, _)) => {
             Err(ConfigError::CommandLine(format!("unknown command {other}\n\n{USAGE}")))
@@ -409,21 +411,4 @@ fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {
         ips.push(ip);
     }
     Ok(ips)
-}
-
-fn version_text(wanted: &str) -> String {
-    let (major, minor) =
-        KUBERNETES_VERSION.trim_start_matches('v').split_once('.').unwrap_or_default();
-    let minor = minor.split('.').next().unwrap_or_default();
-    match wanted {
-        // as Go prints its structure, without what only a build of Go has
-        "raw" => format!(
-            "version.Info{{Major:\"{major}\", Minor:\"{minor}\", EmulationMajor:\"\", EmulationMinor:\"\", \
-             MinCompatibilityMajor:\"\", MinCompatibilityMinor:\"\", GitVersion:\"{KUBERNETES_VERSION}\", \
-             GitCommit:\"\", GitTreeState:\"\", BuildDate:\"\", GoVersion:\"\", Compiler:\"\", \
-             Platform:\"linux/{}\"}}",
-            go_arch()
-        ),
-        _ => format!("Kubernetes {KUBERNETES_VERSION}"),
-    }
 }

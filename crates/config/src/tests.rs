@@ -1,6 +1,8 @@
 use std::fs;
 use std::path::Path;
 
+use longshore_base::version::KUBERNETES_VERSION;
+
 use super::*;
 
 mod effects;
@@ -405,6 +407,7 @@ fn config_role_follows_the_program_name() {
         &["/usr/bin/kubelet", "--version"][..],
         &["longshore", "kubelet", "--version"],
         &["longshore", "--version"],
+        &["longshore", "version"],
     ] {
         assert!(
             matches!(run(args), Ok(Command::Print(text)) if text == format!("Kubernetes {KUBERNETES_VERSION}"))
@@ -413,6 +416,18 @@ fn config_role_follows_the_program_name() {
     assert!(
         matches!(run(&["kubelet", "--version=raw"]), Ok(Command::Print(text)) if text.contains("Minor:\"36\""))
     );
+    for flags in [&["-o", "json"][..], &["--output", "json"], &["-o=json"], &["--output=json"]] {
+        let args = [&["longshore", "version"], flags].concat();
+        let Ok(Command::Print(text)) = run(&args) else { panic!("{args:?}") };
+        let version: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(version["clientVersion"]["gitVersion"], KUBERNETES_VERSION);
+        assert_eq!(version["clientVersion"]["minor"], "36");
+    }
+    for args in [&["version", "-o", "json", "x"][..], &["version", "-o", "toml"], &["version", "x"]]
+    {
+        let args = [&["longshore"], args].concat();
+        assert!(matches!(run(&args), Err(ConfigError::CommandLine(_))), "{args:?}");
+    }
     let Ok(Command::Print(help)) = run(&["kubelet", "--help"]) else { panic!("no help") };
     let groups =
         ["\nNode:\n", "\nDocker", "\nGlobal:\n", "\nLogging:\n", "\nFields of", "\nAccepted"];

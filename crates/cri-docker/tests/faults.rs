@@ -9,7 +9,9 @@ use crate::common::{Bed, container, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn containers_outlive_an_engine_with_live_restore() -> Result<()> {
-    let Some(mut bed) = Bed::with(DockerOptions { live_restore: true }).await? else {
+    let Some(mut bed) =
+        Bed::with(DockerOptions { live_restore: true, ..DockerOptions::default() }).await?
+    else {
         return Ok(());
     };
     let config = bed.pod("web");

@@ -4,6 +4,7 @@
 
 mod common;
 mod containers;
+mod critest;
 mod faults;
 mod images;
 mod logs;

@@ -46,6 +46,7 @@ const RULES: &[(&str, Runs)] = &[
     ("longshore join", By(HOST, &["join_words"])),
     ("longshore check", Here),
     ("longshore status", Here),
+    ("longshore version", By("crates/config/src/tests.rs", &[r#"&["longshore", "version"]"#])),
     ("longshore top", By("tests/top.rs", &[r#""top", "#])),
     ("longshore node --dashboard", By("tests/top.rs", &[r#""--dashboard""#])),
     ("longshore kubelet", By("crates/testkit/src/node.rs", &[r#""kubelet".into()"#])),

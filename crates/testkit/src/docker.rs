@@ -27,6 +27,8 @@ const PROGRAM: &str = "dockerd";
 pub struct DockerOptions {
     /// Whether containers outlive the engine.
     pub live_restore: bool,
+    /// Registries in whose place a [`crate::Registry::start_inside`] at port 80 is asked.
+    pub registries: &'static [&'static str],
 }
 
 /// A running engine. Dropping it kills the engine; what is left of its containers goes with the host.
@@ -107,6 +109,16 @@ impl Docker {
             }
         }
         host.pass_proxy(&mut command);
+        if !self.options.registries.is_empty() {
+            // The second keeps engines that have it from looking for the address of the name.
+            let flags = ["--insecure-registry", "--allow-nondistributable-artifacts"];
+            for flag in flags.into_iter().filter(|flag| help.contains(flag)) {
+                command.args(self.options.registries.iter().map(|name| format!("{flag}={name}")));
+            }
+            // A registry answers what is asked of it as a proxy, too. Nothing listens at the other address.
+            command.env("HTTP_PROXY", format!("http://{}", host.node_ip()));
+            command.env("HTTPS_PROXY", "http://127.0.0.1:9");
+        }
         let _ = fs::remove_file(self.socket());
         // One that was killed has left these. Its containerd ends with it, but as long as nobody has reaped that, its
         // pid looks alive.

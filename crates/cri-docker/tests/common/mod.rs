@@ -240,7 +240,7 @@ pub(crate) async fn until(
     Ok(())
 }
 
-fn socket(host: &Host) -> PathBuf {
+pub(crate) fn socket(host: &Host) -> PathBuf {
     host.dir().join("cri.sock")
 }
 
