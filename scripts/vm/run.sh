@@ -9,6 +9,10 @@ trap 'rm -rf "$scratch"' EXIT INT TERM
 size=$(du -sm "$payload" | cut -f1)
 mke2fs -q -t ext4 -d "$payload" "$scratch/payload.img" >/dev/null "$((size + size / 4 + 16))M"
 
+panicked() {
+    grep -q 'Kernel panic' "$scratch/serial"
+}
+
 # Boots the guest once; what it says is in $scratch/serial.
 # Writes of the guest go to a file that is thrown away.
 # No KVM: it cannot boot a stock kernel everywhere. Without -cx16 the guest's kernel panics.
@@ -23,8 +27,15 @@ boot() {
         -nic none -display none -monitor none -serial "file:$scratch/serial" -no-reboot &
     vm=$!
     tail -n +1 -f --pid="$vm" "$scratch/serial" 2>/dev/null &
+    # One that panics may hang, and is ended.
+    while sleep 5; do
+        ! panicked || { sleep 5 && kill "$vm"; }
+    done 2>/dev/null &
+    watch=$!
     ended=0
     wait "$vm" || ended=$?
+    kill "$watch"
+    ! panicked || return 0
     case $ended in
     0) ;;
     124) echo "vm: the guest did not power off in time" && exit 1 ;;
@@ -36,7 +47,7 @@ boot() {
 # CPUs gets wrong once in many times: then it panics, and is booted again.
 for attempt in 1 2 3; do
     boot
-    grep -q 'Kernel panic' "$scratch/serial" || break
+    panicked || break
 done
 code=$(sed -n 's/.*vm: payload exit \([0-9]*\).*/\1/p' "$scratch/serial" | tail -1)
 [ -n "$code" ] || { echo "vm: the payload never ended, at boot $attempt"; exit 1; }
