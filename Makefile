@@ -29,9 +29,10 @@ INSTALL_PROFILE ?= release
 PROGRAMS := longshore longshore-host longshore-apiserver longshore-controllers longshore-dns
 # What `longshore version -o json` says. Not of other builds: each commit would compile everything again.
 of_commit = $(if $(filter release,$(INSTALL_PROFILE)),LONGSHORE_COMMIT="$$(git describe --always --abbrev=40 --dirty --exclude='*' 2>/dev/null || true)")
+build_installed = $(of_commit) cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
 built = $$CARGO_TARGET_DIR/$(if $(filter dev,$(INSTALL_PROFILE)),debug,$(INSTALL_PROFILE))
 install: ## build and install programs, units of systemd, man pages and completions; DESTDIR, PREFIX=/usr/local
-	$(of_commit) cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+	$(build_installed)
 	@scripts/install.sh install "$(built)" "$(DESTDIR)" "$(PREFIX)"
 
 uninstall: ## remove what make install has installed; clusters and their data stay (longshore reset removes them)
@@ -41,12 +42,12 @@ uninstall: ## remove what make install has installed; clusters and their data st
 OUT ?= $(CACHE)/packages
 deb: ## build packages for Debian, and check them with lintian; OUT=directory, INSTALL_PROFILE=release
 	@scripts/install-deps.sh deb
-	$(of_commit) cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+	$(build_installed)
 	@packages=$$(scripts/package.sh deb "$(built)" "$(OUT)") && echo "$$packages" && \
 	echo "$$packages" | xargs -d '\n' lintian --allow-root --fail-on=error,warning
 
 tarball: ## pack programs, units and an installer for machines without dpkg; OUT=directory, INSTALL_PROFILE=release
-	$(of_commit) cargo build --locked --profile $(INSTALL_PROFILE) --bins $(addprefix -p ,$(PROGRAMS)) -p longshore-manual
+	$(build_installed)
 	@scripts/package.sh tarball "$(built)" "$(OUT)"
 
 # As `uname -m` prints it.

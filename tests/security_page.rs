@@ -14,16 +14,22 @@ fn sources(directory: &Path, found: &mut Vec<String>) {
     }
 }
 
+/// The text of every Rust file of the project.
+fn all_sources(root: &Path) -> Vec<String> {
+    let mut files = Vec::new();
+    for directory in ["src", "tests", "crates"] {
+        sources(&root.join(directory), &mut files);
+    }
+    files
+}
+
 /// Each row `| CVE | rule | test |` names a function that there is, in a file that names the CVE.
 #[test]
 fn security_page_tests_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
     let (_, tables) = page.split_once("## Known vulnerabilities").unwrap();
-    let mut files = Vec::new();
-    for directory in ["src", "tests", "crates"] {
-        sources(&root.join(directory), &mut files);
-    }
+    let files = all_sources(root);
     let rows = tables.lines().filter_map(|line| {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [id, _, test] = cells[..] else { return None };
@@ -61,10 +67,7 @@ fn security_page_apiserver_tests_exist() {
 fn faults_page_tests_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = std::fs::read_to_string(root.join("docs/faults.md")).unwrap();
-    let mut files = Vec::new();
-    for directory in ["src", "tests", "crates"] {
-        sources(&root.join(directory), &mut files);
-    }
+    let files = all_sources(root);
     let rows = page.lines().filter_map(|line| line.strip_prefix("| "));
     let last = rows.filter_map(|row| row.trim_end_matches(" |").rsplit(" | ").next());
     let tests: Vec<&str> = last

@@ -28,7 +28,7 @@ boot() {
     vm=$!
     tail -n +1 -f --pid="$vm" "$scratch/serial" 2>/dev/null &
     # One that panics may hang, and is ended.
-    while sleep 5; do
+    while sleep 5 && kill -0 "$vm"; do
         ! panicked || { sleep 5 && kill "$vm"; }
     done 2>/dev/null &
     watch=$!

@@ -31,9 +31,7 @@ struct Answer {
 /// Everything that an object is changed to, with what was changed.
 fn variations(object: &Value) -> Vec<(String, Value)> {
     let mut all = vec![("as it is".to_owned(), object.clone())];
-    let mut places = Vec::new();
-    walk(object, &mut String::new(), &mut places);
-    for place in places {
+    for place in places(object) {
         let mut without = object.clone();
         remove(&mut without, &place);
         all.push((format!("{place} absent"), without));
@@ -48,24 +46,11 @@ fn variations(object: &Value) -> Vec<(String, Value)> {
     all
 }
 
-/// JSON pointers to all that is in a value, but for the names of its type.
-fn walk(value: &Value, path: &mut String, places: &mut Vec<String>) {
-    let end = path.len();
-    let children: Vec<(String, &Value)> = match value {
-        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
-        Value::Array(list) => list.iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect(),
-        _ => Vec::new(),
-    };
-    for (key, child) in children {
-        if end == 0 && matches!(key.as_str(), "apiVersion" | "kind") {
-            continue;
-        }
-        path.push('/');
-        path.push_str(&key.replace('~', "~0").replace('/', "~1"));
-        places.push(path.clone());
-        walk(child, path, places);
-        path.truncate(end);
-    }
+/// JSON pointers to all that is in an object, but for the names of its type.
+fn places(object: &Value) -> Vec<String> {
+    let mut all = longshore_generators::pointers(object);
+    all.retain(|place| !["/apiVersion", "/kind"].contains(&place.as_str()));
+    all
 }
 
 fn remove(object: &mut Value, place: &str) {

@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use longshore_json::decode::{Path as FieldPath, Step};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_path_to_error::Segment;
@@ -172,7 +173,7 @@ fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
     let mut checked = tree.clone();
     prune_nulls(&mut checked);
     while let Err(fault) = decode::<KubeletConfiguration>(checked.clone()) {
-        let Some(unknown) = fault.unknown.as_deref().filter(|_| faults.len() < MAX_UNKNOWN) else {
+        let Some(unknown) = fault.unknown.as_ref().filter(|_| faults.len() < MAX_UNKNOWN) else {
             return Err(fault.text);
         };
         remove(&mut checked, unknown);
@@ -183,14 +184,12 @@ fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
 }
 
 /// Removes the value at a path from a tree.
-fn remove(tree: &mut Value, path: &[Step]) {
-    let Some((last, parents)) = path.split_last() else { return };
-    let parent = parents.iter().try_fold(tree, |value, step| match step {
-        Step::Field(name) => value.get_mut(name),
-        Step::Item(index) => value.get_mut(index),
-    });
-    if let (Some(Value::Object(fields)), Step::Field(name)) = (parent, last) {
-        fields.remove(name);
+fn remove(tree: &mut Value, path: &FieldPath) {
+    let mut parents = path.clone();
+    if let Some(Step::Field(name)) = parents.0.pop()
+        && let Some(Value::Object(fields)) = parents.find_in(tree)
+    {
+        fields.remove(&name);
     }
 }
 
@@ -206,18 +205,12 @@ fn prune_nulls(tree: &mut Value) {
     }
 }
 
-/// An element of a path.
-enum Step {
-    Field(String),
-    Item(usize),
-}
-
 /// A decoding error.
 struct Fault {
     /// The message; begins with the path of the field.
     text: String,
     /// The path of an unknown field, if that is the error.
-    unknown: Option<Vec<Step>>,
+    unknown: Option<FieldPath>,
 }
 
 fn decode<T: DeserializeOwned>(tree: Value) -> Result<T, Fault> {
@@ -235,7 +228,10 @@ fn decode<T: DeserializeOwned>(tree: Value) -> Result<T, Fault> {
         if !matches!(path.last(), Some(Step::Field(last)) if last == field) {
             path.push(Step::Field(field.to_owned()));
         }
-        Fault { text: format!("unknown field \"{parent}{dot}{field}\""), unknown: Some(path) }
+        Fault {
+            text: format!("unknown field \"{parent}{dot}{field}\""),
+            unknown: Some(FieldPath(path)),
+        }
     })
 }
 

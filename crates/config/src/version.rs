@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::{Command, ConfigError};
 
-/// The commit that was built, if the build was told (`make install` and packages do), and `-dirty` when files differ.
+/// The commit that was built, where the build had it (`make install` and packages pass it), and `-dirty` when files
+/// differ.
 const COMMIT: Option<&str> = option_env!("LONGSHORE_COMMIT");
 
 /// `longshore version`; with `-o json` as kubeadm and kubectl print theirs.

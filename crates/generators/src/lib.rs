@@ -193,8 +193,9 @@ fn suits(value: &Value, mutation: &Mutation) -> bool {
 }
 
 fn apply(object: &mut Value, edit: Edit) {
-    let mut candidates = Vec::new();
-    collect(object, &mut String::new(), &edit.mutation, &mut candidates);
+    let mut candidates = pointers(object);
+    candidates
+        .retain(|path| object.pointer(path).is_some_and(|value| suits(value, &edit.mutation)));
     if candidates.is_empty() {
         return;
     }
@@ -237,16 +238,20 @@ fn apply(object: &mut Value, edit: Edit) {
     };
 }
 
-/// JSON pointers of all values that a mutation can be applied to.
-fn collect(value: &Value, path: &mut String, mutation: &Mutation, candidates: &mut Vec<String>) {
-    if !path.is_empty() && suits(value, mutation) {
-        candidates.push(path.clone());
-    }
+/// JSON pointers to all values in a value, but for itself.
+pub fn pointers(value: &Value) -> Vec<String> {
+    let mut all = Vec::new();
+    collect(value, &mut String::new(), &mut all);
+    all
+}
+
+fn collect(value: &Value, path: &mut String, all: &mut Vec<String>) {
     let length = path.len();
     let mut below = |name: &str, value: &Value| {
         path.push('/');
         path.push_str(&name.replace('~', "~0").replace('/', "~1"));
-        collect(value, path, mutation, candidates);
+        all.push(path.clone());
+        collect(value, path, all);
         path.truncate(length);
     };
     match value {

@@ -120,12 +120,9 @@ fn path_at(text: &str, end: usize) -> Path {
         at = match byte {
             b'"' => {
                 let closed = end_of_string(bytes, next);
-                let is_name = matches!(open.last(), Some(None));
-                if let Some(Ok(name)) =
-                    text.get(at..closed).filter(|_| is_name).map(serde_json::from_str)
-                {
-                    open.pop();
-                    open.push(Some(Step::Field(name)));
+                if let Some(name @ None) = open.last_mut() {
+                    let read = text.get(at..closed).map(serde_json::from_str);
+                    *name = read.and_then(Result::ok).map(Step::Field);
                 }
                 closed
             }

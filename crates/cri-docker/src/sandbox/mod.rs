@@ -51,7 +51,7 @@ impl DockerRuntime {
         let body = config::body(config, surroundings)?;
         let created = self.create(Kind::Sandbox, &name, body).await;
         if created.as_ref().is_err_and(Error::is_not_found) {
-            // The image is gone, and no event has told of it yet.
+            // The image is gone, and the event about it has not arrived yet.
             self.image_names.changed();
         }
         let id = created?;

@@ -103,27 +103,6 @@ fn manifest_rejects_alias_bombs() {
     assert!(parsed(&bomb).is_err());
 }
 
-/// The paths of all values within a value, itself included.
-fn pointers(value: &Value, at: &str, all: &mut Vec<String>) {
-    all.push(at.to_owned());
-    match value {
-        Value::Object(fields) => {
-            fields.iter().for_each(|(name, field)| {
-                pointers(
-                    field,
-                    &format!("{at}/{}", name.replace('~', "~0").replace('/', "~1")),
-                    all,
-                );
-            });
-        }
-        Value::Array(items) => items
-            .iter()
-            .enumerate()
-            .for_each(|(index, item)| pointers(item, &format!("{at}/{index}"), all)),
-        _ => {}
-    }
-}
-
 /// In each place of a pod with every field, something of another type: the error is that of a deserializer that
 /// keeps track of the path.
 #[test]
@@ -134,8 +113,8 @@ fn errors_of_all_fields_have_their_path() {
     pod["metadata"]["managedFields"] = json!([{"time": "2026-01-01T00:00:00Z"}]);
     pod["status"] = json!({"startTime": "2026-01-01T00:00:00Z", "conditions": [{"type": "a",
         "status": "b", "lastProbeTime": "2026-01-01T00:00:00Z"}]});
-    let mut places = Vec::new();
-    pointers(&pod, "", &mut places);
+    let mut places = longshore_generators::pointers(&pod);
+    places.push(String::new());
     // Containers of all kinds are alike.
     places.retain(|place| {
         !place.starts_with("/spec/initC") && !place.starts_with("/spec/ephemeralC")
