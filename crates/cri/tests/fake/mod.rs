@@ -9,7 +9,7 @@ use futures::StreamExt;
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::v1::*;
-use longshore_cri::{Code, InProcess, Server};
+use longshore_cri::{Code, Server};
 use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
@@ -51,11 +51,6 @@ impl Fake {
             Serve::Images => longshore_cri::serve(listener, Nothing, service.clone()),
         };
         Self { socket: socket.to_owned(), service, server, _dir: None }
-    }
-
-    /// The services in this process, without a socket.
-    pub(crate) fn in_process(&self, endpoint: &str) -> InProcess {
-        InProcess::new(endpoint, self.service.clone(), self.service.clone())
     }
 
     pub(crate) async fn stop(self) {
@@ -219,7 +214,7 @@ impl RuntimeService for Service {
         Ok(Response::new(Default::default()))
     }
 
-    /// The id selects the behaviour: hang, panic, empty response, or an error with this code.
+    /// The id selects the behaviour: hang, empty response, or an error with this code.
     async fn container_status(
         &self,
         request: Request<ContainerStatusRequest>,
@@ -229,7 +224,6 @@ impl RuntimeService for Service {
                 self.hang().await;
                 unreachable!()
             }
-            "panic" => panic!("as you asked"),
             "empty" => Ok(Response::new(Default::default())),
             code => {
                 let code = Code::from_i32(code.parse().unwrap());
