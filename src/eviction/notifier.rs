@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use longshore_base::files::awaitable;
 use longshore_pod::eviction::{Observation, Observations, Signal, Threshold};
 use longshore_pod::usage::Memory;
 use longshore_resources::stats::Stats;
@@ -154,11 +155,6 @@ fn usage_at(threshold: &Threshold, memory: &Memory) -> Option<u64> {
     let seen = Observation { available: whole(available), capacity: whole(capacity) };
     let headroom = threshold.headroom(&Observations::from([(threshold.signal, seen)]))?;
     memory.usage.checked_add_signed(headroom)
-}
-
-#[allow(deprecated, reason = "its successor is the same and unsafe, for types that are not std's")]
-fn awaitable<T: std::os::fd::AsRawFd>(file: T, interest: Interest) -> io::Result<AsyncFd<T>> {
-    AsyncFd::try_with_interest(file, interest).map_err(io::Error::from)
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use longshore_base::files::awaitable;
 use longshore_client::events::{EventType, Recorder, node_reference};
 use nix::fcntl::OFlag;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tracing::warn;
 
 use self::kernel_log::{KernelLog, SystemKill};
@@ -47,9 +47,8 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 /// Follows the log; each read returns one record.
-#[allow(deprecated, reason = "its successor is the same and unsafe, for other types than File")]
 async fn follow(log: File, mut on_kill: impl FnMut(SystemKill)) -> io::Result<()> {
-    let log = AsyncFd::try_with_interest(log, Interest::READABLE)?;
+    let log = awaitable(log, Interest::READABLE)?;
     let mut records = KernelLog::default();
     let mut record = vec![0; LONGEST_RECORD];
     loop {

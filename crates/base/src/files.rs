@@ -2,8 +2,12 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// Replaces a file atomically and durably: readers see the old or the new content; only root can read
 /// it. Its directory must exist. Blocks until it is on disk.
@@ -30,6 +34,16 @@ pub fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<(
         Some(dir) => File::open(dir)?.sync_all(),
         None => Ok(()),
     }
+}
+
+/// A descriptor whose readiness can be waited for: a pipe, a socket, a pidfd, an eventfd. Must be called inside a tokio
+/// runtime.
+///
+/// # Errors
+/// Of epoll, which refuses regular files.
+#[allow(deprecated, reason = "its successor is the same and unsafe, for types that are not std's")]
+pub fn awaitable<T: AsRawFd>(file: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    Ok(AsyncFd::try_with_interest(file, interest)?)
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 //! [`contain_sync`] or [`blocking`]. Stack overflow and out of memory are no panics: they always end
 //! the process.
 
+mod body;
+
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::{Cell, RefCell};
@@ -14,6 +16,7 @@ use std::task::Poll;
 use tokio::task::JoinError;
 use tracing::error;
 
+pub use self::body::{BoxError, ContainedBody};
 use crate::output;
 
 thread_local! {

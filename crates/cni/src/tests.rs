@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -165,6 +166,32 @@ async fn failures_of_plugins_are_reported_in_their_words() -> Result<()> {
         assert!(log(folder.path())?[0].0.starts_with("DEL"), "{name}");
     }
     Ok(())
+}
+
+#[tokio::test]
+async fn plugins_that_have_ended_are_reaped() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let cni = cni(folder.path(), &json!({}))?;
+    let pids = folder.path().join("pids");
+    let script = |rest| format!("#!/bin/sh\necho $$ >>{}\n{rest}\n", pids.display());
+    plugin(&cni.bin_dirs[0], "end", &script("echo '{}'"))?;
+    plugin(&cni.bin_dirs[0], "fail", &script("exit 3"))?;
+    plugin(&cni.bin_dirs[0], "killed", &script("kill -9 $$"))?;
+    for (name, succeeds) in [("end", true), ("fail", false), ("killed", false)] {
+        let text = json!({"name": "n", "cniVersion": "0.4.0", "plugins": [{"type": name}]});
+        let network = Network::parse(&text.to_string()).map_err(anyhow::Error::msg)?;
+        assert_eq!(cni.add(&network, &attachment()).await.is_ok(), succeeds, "{name}");
+    }
+    let pids = fs::read_to_string(pids)?;
+    let mut left: Vec<_> = pids.lines().map(|pid| Path::new("/proc").join(pid)).collect();
+    assert_eq!(left.len(), 3);
+    let reaped = async {
+        while !left.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            left.retain(|process| process.exists());
+        }
+    };
+    Ok(tokio::time::timeout(Duration::from_secs(10), reaped).await?)
 }
 
 #[tokio::test]

@@ -10,11 +10,10 @@ use std::time::Duration;
 use futures::{Stream, StreamExt, TryStreamExt, future, stream};
 use longshore_grpc::Failure;
 use longshore_telemetry::{Kind, Span, Tracer};
-use tonic::transport::Channel;
 use tonic::{Response, Status, Streaming};
 
 use crate::call::{Call, Observer};
-use crate::peer::Peer;
+use crate::peer::{Peer, Transport};
 use crate::v1::image_service_client::ImageServiceClient;
 use crate::v1::runtime_service_client::RuntimeServiceClient;
 use crate::v1::{
@@ -70,9 +69,9 @@ impl Options {
 pub struct Runtime(Arc<Inner>);
 
 struct Inner {
-    runtime: RuntimeServiceClient<Channel>,
+    runtime: RuntimeServiceClient<Transport>,
     runtime_peer: Peer,
-    images: ImageServiceClient<Channel>,
+    images: ImageServiceClient<Transport>,
     image_peer: Peer,
     request_timeout: Duration,
     observer: Option<Arc<dyn Observer>>,
@@ -101,10 +100,10 @@ impl Runtime {
         // One connection serves both.
         let images = if images.name == runtime.name { runtime.clone() } else { images };
         Ok(Self(Arc::new(Inner {
-            runtime: RuntimeServiceClient::new(runtime.channel.clone())
+            runtime: RuntimeServiceClient::new(runtime.transport.clone())
                 .max_decoding_message_size(MAX_MESSAGE),
             runtime_peer: runtime,
-            images: ImageServiceClient::new(images.channel.clone())
+            images: ImageServiceClient::new(images.transport.clone())
                 .max_decoding_message_size(MAX_MESSAGE),
             image_peer: images,
             request_timeout: options.request_timeout,
@@ -280,11 +279,11 @@ impl Runtime {
         &self.0.tracer
     }
 
-    pub(crate) fn runtime(&self) -> RuntimeServiceClient<Channel> {
+    pub(crate) fn runtime(&self) -> RuntimeServiceClient<Transport> {
         self.0.runtime.clone()
     }
 
-    pub(crate) fn images(&self) -> ImageServiceClient<Channel> {
+    pub(crate) fn images(&self) -> ImageServiceClient<Transport> {
         self.0.images.clone()
     }
 

@@ -24,6 +24,18 @@ fn client(fake: &Fake) -> Runtime {
     Runtime::new(options(fake)).unwrap()
 }
 
+async fn over_a_socket() -> (Runtime, Fake) {
+    let fake = Fake::start(Serve::Both).await;
+    (client(&fake), fake)
+}
+
+async fn in_process() -> (Runtime, Fake) {
+    let fake = Fake::start(Serve::Both).await;
+    let endpoint = "docker:///run/docker.sock";
+    let in_process = vec![fake.in_process(endpoint)];
+    (Runtime::new(Options { in_process, ..Options::new(endpoint) }).unwrap(), fake)
+}
+
 #[tokio::test]
 async fn endpoint_must_be_a_unix_socket() {
     for good in ["unix:///run/a.sock", "unix:/run/a.sock", "/run/a.sock"] {
@@ -172,11 +184,30 @@ async fn call_deadlines() {
 
 #[tokio::test]
 async fn call_that_is_dropped_is_cancelled_in_the_runtime() {
-    let fake = Fake::start(Serve::Both).await;
-    let runtime = client(&fake);
-    let call = runtime.container_status("hang");
-    assert!(tokio::time::timeout(Duration::from_millis(200), call).await.is_err());
-    fake.cancelled(1).await;
+    for (runtime, fake) in [over_a_socket().await, in_process().await] {
+        let call = runtime.container_status("hang");
+        assert!(tokio::time::timeout(Duration::from_millis(200), call).await.is_err());
+        fake.cancelled(1).await;
+        runtime.version().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn call_whose_handler_or_stream_panics_fails_and_no_other() {
+    // Ends the process after a panic that is not contained.
+    longshore_base::panics::install();
+    for (runtime, fake) in [over_a_socket().await, in_process().await] {
+        let error = runtime.container_status("panic").await.unwrap_err();
+        assert!(matches!(error, Error::Status { code: Code::Internal, .. }), "{error:?}");
+        let events = runtime.container_events();
+        pin_mut!(events);
+        assert!(tokio::time::timeout(Duration::from_millis(100), events.next()).await.is_err());
+        fake.event(ContainerEventType::ContainerStartedEvent);
+        events.next().await.unwrap().unwrap();
+        fake.event(ContainerEventType::ContainerDeletedEvent);
+        assert!(events.next().await.unwrap().is_err());
+        runtime.version().await.unwrap();
+    }
 }
 
 #[tokio::test]

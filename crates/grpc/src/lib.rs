@@ -18,5 +18,5 @@ pub use connection::{Connected, Connection, Stream, origin};
 pub use endpoint::{Endpoint, InvalidEndpoint};
 pub use failure::{Failure, code_name};
 pub use request_limit::RequestLimit;
-pub use server::{Server, service_of};
+pub use server::{Server, contained, service_of};
 pub use tonic::Code;

@@ -2,33 +2,33 @@
 
 use std::time::Duration;
 
-use hyper::body::{Body, Incoming};
+use futures::FutureExt;
+use hyper::body::{Body, Bytes, Incoming};
 use hyper::server::conn::http2;
-use hyper::service::Service;
+use hyper::service::{Service, service_fn};
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use longshore_base::panics::{self, BoxError, ContainedBody};
 use tokio::net::UnixListener;
 use tokio::task::{JoinHandle, JoinSet};
+use tonic::Status;
 
 use crate::authority::Tolerant;
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A running server; it and its connections end when it is dropped.
 #[derive(Debug)]
 pub struct Server(JoinHandle<()>);
 
 impl Server {
-    /// Serves any HTTP/2 service on this socket, gRPC or not.
+    /// Serves a service of gRPC on this socket. A panic ends its request alone.
     pub fn serve<S, B>(listener: UnixListener, service: S) -> Self
     where
         S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<BoxError>,
-        B: Body + Send + 'static,
-        B::Data: Send,
-        B::Error: Into<BoxError>,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
+        let service = service_fn(move |request| contained(service.call(request)));
         Self(tokio::spawn(async move {
             // owned by this task, so that they end with it
             let mut connections = JoinSet::new();
@@ -61,6 +61,25 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.0.abort();
     }
+}
+
+/// An answer to a request of gRPC; Internal, or a stream that ends with an error, if the service panics.
+///
+/// # Errors
+/// Of the service.
+pub fn contained<B, E>(
+    answer: impl Future<Output = Result<Response<B>, E>>,
+) -> impl Future<Output = Result<Response<tonic::body::Body>, E>>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
+    let answer = panics::contain(answer);
+    answer.map(|answer| match answer {
+        Ok(answer) => {
+            answer.map(|response| response.map(ContainedBody::new).map(tonic::body::Body::new))
+        }
+        Err(panicked) => Ok(Status::internal(panicked.to_string()).into_http()),
+    })
 }
 
 /// The service of the path `/service/Method`.

@@ -5,22 +5,19 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
-use longshore_base::panics;
-
-use crate::BoxError;
+use longshore_base::panics::{BoxError, ContainedBody};
 
 /// A body that holds a guard until it is sent or dropped. A panic ends it, and nothing else.
 #[derive(Debug)]
 pub struct Guarded<B, T> {
-    body: B,
-    panicked: bool,
+    body: ContainedBody<B>,
     _guard: T,
 }
 
 impl<B, T> Guarded<B, T> {
     /// This body with that guard.
     pub fn new(body: B, guard: T) -> Self {
-        Self { body, panicked: false, _guard: guard }
+        Self { body: ContainedBody::new(body), _guard: guard }
     }
 }
 
@@ -36,23 +33,14 @@ where
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if self.panicked {
-            return Poll::Ready(None);
-        }
-        match panics::contain_sync(|| Pin::new(&mut self.body).poll_frame(context)) {
-            Ok(next) => next.map(|next| next.map(|frame| frame.map_err(Into::into))),
-            Err(panicked) => {
-                self.panicked = true;
-                Poll::Ready(Some(Err(panicked.into())))
-            }
-        }
+        Pin::new(&mut self.body).poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.panicked || self.body.is_end_stream()
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.panicked { SizeHint::with_exact(0) } else { self.body.size_hint() }
+        self.body.size_hint()
     }
 }

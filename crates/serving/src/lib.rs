@@ -21,6 +21,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Incoming};
 use hyper::{Request, Response};
 use longshore_base::connections::{self, Limits, Unadmitted};
+pub use longshore_base::panics::BoxError;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -32,9 +33,6 @@ pub use self::profiling::{PROFILES, ProfilePage, Profiles};
 pub use self::routes::Routes;
 use self::tls::Tls;
 pub use self::zpages::{NotAcceptable, Page, Zpages};
-
-/// Any error of a body.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Answers the requests of a port. It contains the panics of its requests: one that is not contained
 /// ends the connection.

@@ -9,7 +9,7 @@ use futures::StreamExt;
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::v1::*;
-use longshore_cri::{Code, Server};
+use longshore_cri::{Code, InProcess, Server};
 use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
@@ -51,6 +51,11 @@ impl Fake {
             Serve::Images => longshore_cri::serve(listener, Nothing, service.clone()),
         };
         Self { socket: socket.to_owned(), service, server, _dir: None }
+    }
+
+    /// The services in this process, without a socket.
+    pub(crate) fn in_process(&self, endpoint: &str) -> InProcess {
+        InProcess::new(endpoint, self.service.clone(), self.service.clone())
     }
 
     pub(crate) async fn stop(self) {
@@ -98,6 +103,7 @@ impl Fake {
         reach(&self.service.0.cancelled, count).await;
     }
 
+    /// Sends an event. That of a container that is deleted panics in the task that sends it.
     pub(crate) fn event(&self, kind: ContainerEventType) {
         self.service.0.events.send(kind).unwrap();
     }
@@ -214,7 +220,7 @@ impl RuntimeService for Service {
         Ok(Response::new(Default::default()))
     }
 
-    /// The id selects the behaviour: hang, empty response, or an error with this code.
+    /// The id selects the behaviour: hang, panic, empty response, or an error with this code.
     async fn container_status(
         &self,
         request: Request<ContainerStatusRequest>,
@@ -224,6 +230,7 @@ impl RuntimeService for Service {
                 self.hang().await;
                 unreachable!()
             }
+            "panic" => panic!("as you asked"),
             "empty" => Ok(Response::new(Default::default())),
             code => {
                 let code = Code::from_i32(code.parse().unwrap());
@@ -268,10 +275,9 @@ impl RuntimeService for Service {
         _: Request<GetEventsRequest>,
     ) -> RpcResult<BoxStream<ContainerEventResponse>> {
         let events = BroadcastStream::new(self.0.events.subscribe()).map(|kind| {
-            Ok(ContainerEventResponse {
-                container_event_type: kind.unwrap() as i32,
-                ..Default::default()
-            })
+            let kind = kind.unwrap();
+            assert_ne!(kind, ContainerEventType::ContainerDeletedEvent, "as you asked");
+            Ok(ContainerEventResponse { container_event_type: kind as i32, ..Default::default() })
         });
         let mut events = Box::pin(events.peekable());
         events.as_mut().peek().await;

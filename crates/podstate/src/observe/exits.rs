@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use longshore_base::files::awaitable;
 use longshore_base::{panics, time};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -70,15 +71,10 @@ async fn open_pidfd(
     let pid = pid.and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::other("the runtime reports no pid"))?;
     match pidfd_open(pid, PidfdFlags::NONBLOCK) {
-        Ok(process) => Ok(Some(async_fd(process)?)),
+        Ok(process) => awaitable(process, Interest::READABLE).map(Some),
         Err(Errno::SRCH) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-#[allow(deprecated, reason = "its successor is the same and unsafe, for other types than OwnedFd")]
-fn async_fd(process: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    Ok(AsyncFd::try_with_interest(process, Interest::READABLE)?)
 }
 
 async fn inspect_until_exited(observer: &Observer, uid: &str, id: &str, sandbox_id: &str) {
