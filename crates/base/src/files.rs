@@ -1,11 +1,13 @@
-//! Atomic file replacement.
+//! Files that are replaced whole, or read up to a limit. All block their thread.
 
+use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+use nix::libc::O_NONBLOCK;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -34,6 +36,35 @@ pub fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<(
         Some(dir) => File::open(dir)?.sync_all(),
         None => Ok(()),
     }
+}
+
+/// Replaces a file atomically, and not durably: after a loss of power it may be empty. Its directory must exist; what
+/// it is written to first is a hidden file there.
+///
+/// # Errors
+/// The I/O error; the file is unchanged.
+pub fn replace_volatile(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().ok_or(io::ErrorKind::InvalidFilename)?);
+    let draft = path.with_file_name(name);
+    fs::write(&draft, content)?;
+    fs::rename(draft, path)
+}
+
+/// Reads a file of at most so many bytes. Of a FIFO, what it holds.
+///
+/// # Errors
+/// The I/O error, and `FileTooLarge`.
+pub fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    // Nobody may have opened the other end of a FIFO.
+    let file = File::options().read(true).custom_flags(O_NONBLOCK).open(path)?;
+    let read = file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
+    if read as u64 > limit {
+        let reason = format!("the file is larger than {limit} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
+    }
+    Ok(content)
 }
 
 /// A descriptor whose readiness can be waited for: a pipe, a socket, a pidfd, an eventfd. Must be called inside a tokio
@@ -72,5 +103,35 @@ mod tests {
         fs::create_dir(dir.path().join("state.tmp")).unwrap();
         assert!(replace(&path, b"new").is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+    }
+
+    #[test]
+    fn volatile_files_are_whole_and_leave_no_draft() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.b");
+        for content in ["a long one", "short"] {
+            replace_volatile(&path, content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert!(replace_volatile(Path::new("/"), b"").is_err());
+        fs::create_dir(dir.path().join("folder")).unwrap();
+        assert!(replace_volatile(&dir.path().join("folder"), b"").is_err());
+    }
+
+    #[test]
+    fn files_are_read_up_to_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "12345").unwrap();
+        assert_eq!(read_at_most(&path, 5).unwrap(), b"12345");
+        assert_eq!(read_at_most(&path, 4).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        let endless = read_at_most(Path::new("/dev/zero"), 4).unwrap_err();
+        assert_eq!(endless.kind(), io::ErrorKind::FileTooLarge);
+        let fifo = dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(read_at_most(&fifo, 4).unwrap(), b"");
+        let missing = read_at_most(&dir.path().join("none"), 4).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 }

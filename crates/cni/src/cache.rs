@@ -1,7 +1,11 @@
 //! Results in files, in libcni's format: `results/NETWORK-CONTAINER-INTERFACE` in the cache folder.
 
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use longshore_base::files;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -62,9 +66,9 @@ impl Cached {
     }
 
     /// Removes the file.
-    pub(crate) async fn forget(self) -> Result<()> {
-        match tokio::fs::remove_file(&self.path).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+    pub(crate) fn forget(self) -> Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(Error::file("remove", self.path, error))
             }
             _ => Ok(()),
@@ -72,8 +76,8 @@ impl Cached {
     }
 }
 
-/// Keeps a result.
-pub(crate) async fn store(
+/// Keeps a result. Whole or not at all, but not durable: after a crash of the machine there are no attachments.
+pub(crate) fn store(
     folder: &Path,
     network: &Network,
     attachment: &Attachment,
@@ -93,35 +97,29 @@ pub(crate) async fn store(
         capability_args: attachment.capability_args.clone(),
         result: result.clone(),
     };
-    let failed = |source| Error::file("write", &path, source);
-    let text = serde_json::to_vec(&entry).map_err(|error| failed(error.into()))?;
-    tokio::fs::create_dir_all(&folder).await.map_err(failed)?;
-    // Whole or not at all, but not durable: after a crash of the machine there are no attachments.
-    let mut draft = path.clone().into_os_string();
-    draft.push(".tmp");
-    tokio::fs::write(&draft, &text).await.map_err(failed)?;
-    tokio::fs::rename(&draft, &path).await.map_err(failed)
+    let write = || {
+        fs::create_dir_all(&folder)?;
+        files::replace_volatile(&path, &serde_json::to_vec(&entry)?)
+    };
+    write().map_err(|source| Error::file("write", &path, source))
 }
 
 /// The file of an attachment, whatever its network is called.
-pub(crate) async fn find(
-    folder: &Path,
-    container: &str,
-    interface: &str,
-) -> Result<Option<Cached>> {
+pub(crate) fn find(folder: &Path, container: &str, interface: &str) -> Result<Option<Cached>> {
     let folder = folder.join("results");
     let failed = |source| Error::file("read", &folder, source);
     let suffix = format!("-{container}-{interface}");
-    let mut entries = match tokio::fs::read_dir(&folder).await {
+    let entries = match fs::read_dir(&folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),
     };
-    while let Some(entry) = entries.next_entry().await.map_err(failed)? {
-        if !entry.file_name().to_string_lossy().ends_with(&suffix) {
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name();
+        if !name.as_bytes().ends_with(suffix.as_bytes()) {
             continue;
         }
-        match read(&entry.path(), container, interface).await {
+        match read(&folder.join(name), container, interface) {
             Ok(cached) => return Ok(Some(cached)),
             Err(error) => tracing::warn!("{error}"),
         }
@@ -129,13 +127,9 @@ pub(crate) async fn find(
     Ok(None)
 }
 
-async fn read(path: &Path, container: &str, interface: &str) -> Result<Cached> {
+fn read(path: &Path, container: &str, interface: &str) -> Result<Cached> {
     let invalid = |reason: String| Error::Cache { path: path.to_owned(), reason };
-    let failed = |source| Error::file("read", path, source);
-    if tokio::fs::metadata(path).await.map_err(failed)?.len() > MAX_FILE {
-        return Err(invalid("the file is too large".to_owned()));
-    }
-    let bytes = tokio::fs::read(path).await.map_err(failed)?;
+    let bytes = files::read_at_most(path, MAX_FILE).map_err(|e| Error::file("read", path, e))?;
     let entry: Entry = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
     if entry.kind != KIND {
         return Err(invalid(format!("its kind is {:?}", entry.kind)));

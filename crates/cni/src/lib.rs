@@ -22,6 +22,7 @@ mod version;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use longshore_base::blocking;
 use serde_json::{Value, json};
 
 pub use attachment::Attachment;
@@ -70,8 +71,8 @@ impl Cni {
     ///
     /// # Errors
     /// When there is none; the error says what is wrong with each.
-    pub async fn network(&self) -> Result<Network> {
-        network::first(&self.conf_dir, &self.bin_dirs).await
+    pub fn network(&self) -> Result<Network> {
+        blocking::in_place(|| network::first(&self.conf_dir, &self.bin_dirs))
     }
 
     /// Attaches a container to a network: all plugins in order, each with the result of the one before. The
@@ -89,7 +90,7 @@ impl Cni {
             previous = Some(result.unwrap_or_else(|| json!({})));
         }
         let result = previous.unwrap_or_else(|| json!({}));
-        cache::store(&self.cache_dir, network, attachment, &result).await?;
+        blocking::in_place(|| cache::store(&self.cache_dir, network, attachment, &result))?;
         Ok(result)
     }
 
@@ -100,8 +101,7 @@ impl Cni {
     /// When a plugin reports a fault, or there is no kept result.
     pub async fn check(&self, attachment: &Attachment) -> Result<()> {
         attachment.validate()?;
-        let Some(cached) = self.cached(&attachment.container_id, &attachment.interface).await?
-        else {
+        let Some(cached) = self.cached(&attachment.container_id, &attachment.interface)? else {
             return Err(Error::NoResult { container: attachment.container_id.clone() });
         };
         let network = cached.network()?;
@@ -124,7 +124,7 @@ impl Cni {
     /// next attempt.
     pub async fn remove(&self, fallback: Option<&Network>, attachment: &Attachment) -> Result<()> {
         attachment.validate()?;
-        let cached = self.cached(&attachment.container_id, &attachment.interface).await?;
+        let cached = self.cached(&attachment.container_id, &attachment.interface)?;
         let network = match (&cached, fallback) {
             (Some(cached), fallback) => match (cached.network(), fallback) {
                 (Ok(network), _) => network,
@@ -150,7 +150,7 @@ impl Cni {
         }
         match (failed, cached) {
             (Some(error), _) => Err(error),
-            (None, Some(cached)) => cached.forget().await,
+            (None, Some(cached)) => blocking::in_place(|| cached.forget()),
             (None, None) => Ok(()),
         }
     }
@@ -175,8 +175,8 @@ impl Cni {
     ///
     /// # Errors
     /// When the files cannot be read. One that is not valid counts as absent.
-    pub async fn cached(&self, container: &str, interface: &str) -> Result<Option<Cached>> {
-        cache::find(&self.cache_dir, container, interface).await
+    pub fn cached(&self, container: &str, interface: &str) -> Result<Option<Cached>> {
+        blocking::in_place(|| cache::find(&self.cache_dir, container, interface))
     }
 
     async fn run(

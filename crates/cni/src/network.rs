@@ -1,7 +1,10 @@
 //! Configurations of networks: `*.conflist`, and `*.conf` or `*.json` of one plugin.
 
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use longshore_base::files;
 use serde_json::{Map, Value, json};
 
 use crate::attachment::{Attachment, is_identifier};
@@ -152,10 +155,10 @@ fn is_true(value: &Value) -> bool {
 }
 
 /// The first valid network of a folder whose plugins all exist.
-pub(crate) async fn first(folder: &Path, bin_dirs: &[PathBuf]) -> Result<Network> {
+pub(crate) fn first(folder: &Path, bin_dirs: &[PathBuf]) -> Result<Network> {
     let mut rejected = Vec::new();
-    for path in files(folder).await? {
-        match read(&path, bin_dirs).await {
+    for path in configurations(folder)? {
+        match read(&path, bin_dirs) {
             Ok(network) => return Ok(network),
             Err(reason) => rejected.push(format!("{}: {reason}", path.display())),
         }
@@ -164,38 +167,32 @@ pub(crate) async fn first(folder: &Path, bin_dirs: &[PathBuf]) -> Result<Network
 }
 
 /// The configurations of a folder, by name. A folder that does not exist has none.
-async fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+fn configurations(folder: &Path) -> Result<Vec<PathBuf>> {
     let failed = |source| Error::file("read", folder, source);
-    let mut entries = match tokio::fs::read_dir(folder).await {
+    let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
     };
-    let mut files = Vec::new();
-    while let Some(entry) = entries.next_entry().await.map_err(failed)? {
-        let path = entry.path();
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
         let extension = path.extension().and_then(|extension| extension.to_str());
         if matches!(extension, Some("conf" | "conflist" | "json")) {
-            files.push(path);
+            found.push(path);
         }
     }
-    files.sort();
-    Ok(files)
+    found.sort();
+    Ok(found)
 }
 
-async fn read(path: &Path, bin_dirs: &[PathBuf]) -> std::result::Result<Network, String> {
-    let text = async {
-        let size = tokio::fs::metadata(path).await?.len();
-        if size > MAX_CONFIG {
-            return Err(std::io::Error::other("the file is too large"));
-        }
-        tokio::fs::read_to_string(path).await
-    };
-    let text = text.await.map_err(|error| error.to_string())?;
+fn read(path: &Path, bin_dirs: &[PathBuf]) -> std::result::Result<Network, String> {
+    let text = files::read_at_most(path, MAX_CONFIG).map_err(|error| error.to_string())?;
+    let text = String::from_utf8(text).map_err(|error| error.to_string())?;
     let list = path.extension().is_some_and(|extension| extension == "conflist");
     let network = if list { Network::parse(&text) } else { Network::parse_single(&text) }?;
     for plugin in network.plugins() {
-        plugin::find(bin_dirs, type_of(plugin)).await.map_err(|error| error.to_string())?;
+        plugin::find(bin_dirs, type_of(plugin)).map_err(|error| error.to_string())?;
     }
     Ok(network)
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use longshore_base::blocking;
 use longshore_base::files::awaitable;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 use serde::Deserialize;
@@ -62,11 +63,11 @@ pub(crate) fn is_type(name: &str) -> bool {
 }
 
 /// The program of a plugin.
-pub(crate) async fn find(folders: &[PathBuf], plugin: &str) -> Result<PathBuf> {
+pub(crate) fn find(folders: &[PathBuf], plugin: &str) -> Result<PathBuf> {
     if is_type(plugin) {
         for folder in folders {
             let path = folder.join(plugin);
-            if tokio::fs::metadata(&path).await.is_ok_and(|metadata| metadata.is_file()) {
+            if path.is_file() {
                 return Ok(path);
             }
         }
@@ -80,7 +81,7 @@ pub(crate) async fn run(
     call: Call<'_>,
     limit: Duration,
 ) -> Result<Option<Value>> {
-    let program = find(folders, call.plugin).await?;
+    let program = blocking::in_place(|| find(folders, call.plugin))?;
     let output = tokio::time::timeout(limit, output(&program, folders, &call)).await;
     let (succeeded, stdout, stderr) = match output {
         Ok(result) => result.map_err(|error| call.failed(error.to_string()))?,

@@ -2,8 +2,11 @@
 //! container is gone. Theirs are read, and ours are for them to read: the checksum is over the fields that
 //! they have, as Go prints them.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use longshore_base::{blocking, files};
 use longshore_cri::v1::{
     NamespaceMode, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol,
 };
@@ -165,31 +168,25 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn write(&self, id: &str, checkpoint: &Checkpoint) -> Result<()> {
+    pub(crate) fn write(&self, id: &str, checkpoint: &Checkpoint) -> Result<()> {
         let path = self.0.join(id);
-        let failed = |source| Error::file("write checkpoint", &path, source);
-        let text = serde_json::to_vec(checkpoint).map_err(|error| failed(error.into()))?;
-        tokio::fs::create_dir_all(&self.0).await.map_err(failed)?;
-        let draft = self.0.join(format!(".{id}"));
-        tokio::fs::write(&draft, text).await.map_err(failed)?;
-        tokio::fs::rename(&draft, &path).await.map_err(failed)
+        let write = || {
+            fs::create_dir_all(&self.0)?;
+            files::replace_volatile(&path, &serde_json::to_vec(checkpoint)?)
+        };
+        blocking::in_place(write).map_err(|error| Error::file("write checkpoint", &path, error))
     }
 
     /// What is kept of a sandbox. A file that is not valid is removed, and counts as absent.
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn read(&self, id: &str) -> Result<Option<Checkpoint>> {
+    pub(crate) fn read(&self, id: &str) -> Result<Option<Checkpoint>> {
         let path = self.0.join(id);
-        let read = async {
-            if tokio::fs::metadata(&path).await?.len() > MAX_FILE {
-                return Ok(Vec::new());
-            }
-            tokio::fs::read(&path).await
-        };
-        let text = match read.await {
+        let text = match blocking::in_place(|| files::read_at_most(&path, MAX_FILE)) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::FileTooLarge => Vec::new(),
             Err(error) => return Err(Error::file("read checkpoint", path, error)),
         };
         match serde_json::from_slice::<Checkpoint>(&text) {
@@ -198,7 +195,7 @@ impl Checkpoints {
             }
             _ => {
                 tracing::warn!("checkpoint {path:?} is corrupt, and removed");
-                self.remove(id).await?;
+                self.remove(id)?;
                 Ok(None)
             }
         }
@@ -208,10 +205,10 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn remove(&self, id: &str) -> Result<()> {
+    pub(crate) fn remove(&self, id: &str) -> Result<()> {
         let path = self.0.join(id);
-        match tokio::fs::remove_file(&path).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        match blocking::in_place(|| fs::remove_file(&path)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(Error::file("remove checkpoint", path, error))
             }
             _ => Ok(()),
@@ -222,21 +219,17 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn list(&self) -> Result<Vec<String>> {
-        let failed = |source| Error::file("list checkpoints", &self.0, source);
-        let mut entries = match tokio::fs::read_dir(&self.0).await {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(failed(error)),
+    pub(crate) fn list(&self) -> Result<Vec<String>> {
+        let list = || {
+            let entries = match fs::read_dir(&self.0) {
+                Ok(entries) => entries,
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+                Err(error) => return Err(error),
+            };
+            let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+            names.filter(|name| name.as_ref().map_or(true, |name| crate::is_id(name))).collect()
         };
-        let mut ids = Vec::new();
-        while let Some(entry) = entries.next_entry().await.map_err(failed)? {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if crate::is_id(&name) {
-                ids.push(name);
-            }
-        }
-        Ok(ids)
+        blocking::in_place(list).map_err(|error| Error::file("list checkpoints", &self.0, error))
     }
 }
 
@@ -280,7 +273,7 @@ mod tests {
     async fn checkpoints_are_kept_and_theirs_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let all = Checkpoints::new(folder.path());
-        assert_eq!(all.list().await.unwrap(), Vec::<String>::new());
+        assert_eq!(all.list().unwrap(), Vec::<String>::new());
         let config = PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: "p".into(),
@@ -292,21 +285,21 @@ mod tests {
             ..PodSandboxConfig::default()
         };
         let id = "ab".repeat(32);
-        all.write(&id, &Checkpoint::new(&config)).await.unwrap();
-        let read = all.read(&id).await.unwrap().unwrap();
+        all.write(&id, &Checkpoint::new(&config)).unwrap();
+        let read = all.read(&id).unwrap().unwrap();
         assert_eq!(Some(read.metadata()), config.metadata);
-        assert_eq!(all.list().await.unwrap(), std::slice::from_ref(&id));
+        assert_eq!(all.list().unwrap(), std::slice::from_ref(&id));
 
         let theirs = r#"{"version":"v1","name":"web","namespace":"prod","data":{"host_network":true},"checksum":12315789}"#;
         std::fs::write(folder.path().join("sandbox").join(&id), theirs).unwrap();
-        let read = all.read(&id).await.unwrap().unwrap();
+        let read = all.read(&id).unwrap().unwrap();
         assert!(read.is_host_network() && read.metadata().name == "web");
 
         for broken in ["", "{", &theirs.replace("12315789", "1")] {
             std::fs::write(folder.path().join("sandbox").join(&id), broken).unwrap();
-            assert_eq!(all.read(&id).await.unwrap(), None);
-            assert_eq!(all.list().await.unwrap(), Vec::<String>::new(), "it is removed");
+            assert_eq!(all.read(&id).unwrap(), None);
+            assert_eq!(all.list().unwrap(), Vec::<String>::new(), "it is removed");
         }
-        all.remove(&id).await.unwrap();
+        all.remove(&id).unwrap();
     }
 }

@@ -31,6 +31,7 @@ impl DockerRuntime {
                 () = stop.cancelled() => return,
             };
             self.events_followed(false);
+            self.created.clear();
             match followed {
                 Ok(()) => {
                     tracing::info!("the Docker Engine has ended its stream of events");
@@ -78,7 +79,7 @@ impl DockerRuntime {
     /// Takes up the logs of containers that were started before this program or ended without it.
     async fn resume_logs(&self) {
         match (self.list(Kind::Container, &[]).await, self.info().await) {
-            (Ok(containers), Ok(info)) => self.logs.resume(containers, &info.root_dir).await,
+            (Ok(containers), Ok(info)) => self.logs.resume(containers, &info.root_dir),
             (Err(error), _) | (_, Err(error)) => {
                 tracing::warn!("logs of containers are not taken up: {error}");
             }
@@ -87,8 +88,12 @@ impl DockerRuntime {
 
     async fn handle(&self, event: EventMessage) {
         let Some(mut event) = Event::new(event) else { return };
-        if event.message.container_event_type() == ContainerEventType::ContainerStoppedEvent {
-            self.logs.ended(&event.message.container_id);
+        let id = &event.message.container_id;
+        match event.message.container_event_type() {
+            ContainerEventType::ContainerStartedEvent => drop(self.created.start(id)),
+            ContainerEventType::ContainerStoppedEvent => self.logs.ended(id),
+            ContainerEventType::ContainerDeletedEvent => self.created.remove(id),
+            ContainerEventType::ContainerCreatedEvent => {}
         }
         if !self.events.has_receivers() {
             return;

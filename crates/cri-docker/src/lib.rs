@@ -12,6 +12,7 @@
 mod backend;
 mod checkpoint;
 mod container;
+mod created;
 mod creations;
 mod daemon;
 mod engine;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use longshore_cri::v1::{Container, PodSandbox};
 
 use crate::checkpoint::Checkpoints;
+use crate::created::Created;
 use crate::creations::Creations;
 use crate::event_cache::EventCache;
 use crate::event_sender::EventSender;
@@ -28,6 +29,7 @@ pub(crate) struct DockerRuntime {
     pub(crate) network: Network,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) creations: Creations,
+    pub(crate) created: Created,
     pub(crate) events: EventSender,
     pub(crate) logs: Logs,
     /// The engine's version: to say it, the engine runs other programs.
@@ -47,6 +49,7 @@ impl DockerRuntime {
             network: Network::new(&settings),
             checkpoints: Checkpoints::new(&settings.root_dir),
             creations: Creations::default(),
+            created: Created::default(),
             events: EventSender::default(),
             logs: Logs::default(),
             versions: EventCache::new(MAX_AGE),

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use bollard::models::HostConfig;
+use longshore_base::{blocking, files};
 use longshore_cri::v1::security_profile::ProfileType;
 use longshore_cri::v1::{
     Capability, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, SeLinuxOption,
@@ -161,7 +162,7 @@ fn apparmor(profile: Option<&SecurityProfile>, deprecated: &str) -> Result<Optio
 ///
 /// # Errors
 /// When the profile is none, or its file cannot be read.
-pub(crate) async fn seccomp(context: &LinuxContainerSecurityContext) -> Result<Option<String>> {
+pub(crate) fn seccomp(context: &LinuxContainerSecurityContext) -> Result<Option<String>> {
     #[allow(deprecated, reason = "older kubelets say it there")]
     let deprecated = context.seccomp_profile_path.as_str();
     let unconfined = || Some(format!("seccomp={UNCONFINED}"));
@@ -182,13 +183,8 @@ pub(crate) async fn seccomp(context: &LinuxContainerSecurityContext) -> Result<O
             "the path of the seccomp profile is not absolute: {path:?}"
         )));
     }
-    let read = async {
-        if tokio::fs::metadata(path).await?.len() > MAX_PROFILE {
-            return Err(std::io::Error::other("the file is too large"));
-        }
-        tokio::fs::read(path).await
-    };
-    let text = read.await.map_err(|error| Error::file("load seccomp profile", path, error))?;
+    let text = blocking::in_place(|| files::read_at_most(Path::new(path), MAX_PROFILE))
+        .map_err(|error| Error::file("load seccomp profile", path, error))?;
     let profile: serde_json::Value = serde_json::from_slice(&text)
         .map_err(|error| Error::Invalid(format!("seccomp profile {path:?}: {error}")))?;
     Ok(Some(format!("seccomp={profile}")))
@@ -323,7 +319,7 @@ mod tests {
                 seccomp_profile_path: deprecated.into(),
                 ..LinuxContainerSecurityContext::default()
             };
-            let found = seccomp(&context).await.ok();
+            let found = seccomp(&context).ok();
             assert_eq!(found, expected.map(|option| option.map(str::to_owned)), "{context:?}");
         }
     }

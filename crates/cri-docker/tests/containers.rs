@@ -153,6 +153,42 @@ async fn what_cannot_be_run_says_why() -> Result<()> {
     bed.end().await
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_start_or_remove_is_noticed() -> Result<()> {
+    let Some(mut bed) = Bed::start().await? else { return Ok(()) };
+    let config = bed.pod("web");
+    let pod = bed.run_pod(&config).await?;
+    let start = async |bed: &mut Bed, id: &str| {
+        let request = StartContainerRequest { container_id: id.to_owned() };
+        bed.runtime.start_container(request).await.err().map(|error| error.code())
+    };
+    let engine = |bed: &Bed, method, path: &str| bed.docker.request(method, path, &[]);
+
+    // Once at once, and once when the event about it has arrived.
+    for pause in [Duration::ZERO, Duration::from_millis(500)] {
+        let id = bed.create(&pod, container("c", "sleep 1000"), &config).await?;
+        engine(&bed, "DELETE", &format!("/containers/{id}"))?;
+        tokio::time::sleep(pause).await;
+        assert_eq!(start(&mut bed, &id).await, Some(Code::NotFound));
+
+        let id = bed.create(&pod, container("c", "sleep 1000"), &config).await?;
+        engine(&bed, "POST", &format!("/containers/{id}/start"))?;
+        tokio::time::sleep(pause).await;
+        assert_eq!(start(&mut bed, &id).await, None);
+        bed.runtime.remove_container(RemoveContainerRequest { container_id: id }).await?;
+    }
+    let id = bed.create(&pod, container("c", "true"), &config).await?;
+    engine(&bed, "POST", &format!("/containers/{id}/start"))?;
+    bed.exited(&id).await?;
+    assert_eq!(start(&mut bed, &id).await, Some(Code::FailedPrecondition));
+
+    engine(&bed, "DELETE", &format!("/containers/{pod}?force=true"))?;
+    let error = bed.create(&pod, container("d", "true"), &config).await.err().context("created")?;
+    assert_eq!(code(&error), Some(Code::NotFound), "{error}");
+    bed.remove_pod(&pod).await?;
+    bed.end().await
+}
+
 fn code(error: &anyhow::Error) -> Option<Code> {
     error.downcast_ref::<tonic::Status>().map(tonic::Status::code)
 }

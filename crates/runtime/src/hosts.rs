@@ -1,10 +1,12 @@
 //! A pod's host name, and the `/etc/hosts` that its containers share.
 
 use std::fmt::Write;
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{HostAlias, Pod};
+use longshore_base::blocking;
 use longshore_pod::spec;
 
 use super::{Error, Settings};
@@ -61,7 +63,7 @@ fn truncated(hostname: &str) -> Result<String, Error> {
 
 /// Write the pod's hosts file, and return its path. For a pod on the host's network, it starts with
 /// the node's own file. `None` for a pod that has no address yet.
-pub(super) async fn write(
+pub(super) fn write(
     settings: &Settings,
     pod: &Pod,
     ips: &[String],
@@ -73,7 +75,7 @@ pub(super) async fn write(
     let own = Path::new("/etc/hosts");
     let mut text = match spec::host_network(pod) {
         true => {
-            let own = tokio::fs::read_to_string(own).await.map_err(at(own))?;
+            let own = blocking::in_place(|| fs::read_to_string(own)).map_err(at(own))?;
             format!("# Kubernetes-managed hosts file (host network).\n{own}")
         }
         false if ips.is_empty() => return Ok(None),
@@ -85,10 +87,12 @@ pub(super) async fn write(
     let aliases = pod.spec.as_ref().and_then(|spec| spec.host_aliases.as_deref());
     text.push_str(&entries(aliases.unwrap_or_default()));
     let path = settings.pod_dir(pod).join("etc-hosts");
-    tokio::fs::write(&path, text).await.map_err(at(&path))?;
-    // All users in the pod can read it, whatever the daemon's umask.
-    let mode = std::fs::Permissions::from_mode(0o644);
-    tokio::fs::set_permissions(&path, mode).await.map_err(at(&path))?;
+    let write = || {
+        fs::write(&path, text)?;
+        // All users in the pod can read it, whatever the daemon's umask.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644))
+    };
+    blocking::in_place(write).map_err(at(&path))?;
     Ok(Some(path))
 }
 

@@ -2,9 +2,13 @@
 //! start. The postStart hook comes after them.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
+use longshore_base::blocking;
 use longshore_cri::v1;
 use longshore_pod::observed::{Sandbox, State};
 use longshore_pod::plan::Start;
@@ -168,10 +172,7 @@ impl PodRuntime {
         say("Started", "Container started");
         let (namespace, name) = (spec::namespace(pod), spec::name(pod));
         let link = container::legacy_log_link(namespace, name, &start.name, &id);
-        // Some runtimes log to another file, and the link would be dangling.
-        if tokio::fs::try_exists(&log).await.unwrap_or(true)
-            && let Err(error) = link_log(&log, &link).await
-        {
+        if let Err(error) = blocking::in_place(|| link_log(&log, &link)) {
             debug!(link = %link.display(), %error, "cannot create the link to the log");
         }
         Ok(id)
@@ -261,7 +262,7 @@ impl PodRuntime {
             volumes: mounts,
             images: &create_context.image_volumes,
             environment: &environment,
-            hosts_file: hosts::write(&self.settings, pod, pod_ips).await?,
+            hosts_file: hosts::write(&self.settings, pod, pod_ips)?,
             restart_count,
             recursive,
             users: &namespaces.userns_options.clone().unwrap_or_default(),
@@ -295,9 +296,13 @@ fn cri_message(error: &longshore_cri::Error) -> String {
     }
 }
 
-async fn link_log(log: &Path, link: &Path) -> std::io::Result<()> {
-    if let Some(dir) = link.parent() {
-        tokio::fs::create_dir_all(dir).await?;
+fn link_log(log: &Path, link: &Path) -> io::Result<()> {
+    // Some runtimes log to another file, and the link would be dangling.
+    if !log.try_exists().unwrap_or(true) {
+        return Ok(());
     }
-    tokio::fs::symlink(log, link).await
+    if let Some(dir) = link.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    symlink(log, link)
 }

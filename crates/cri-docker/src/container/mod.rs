@@ -3,6 +3,7 @@
 pub(crate) mod config;
 pub(crate) mod status;
 
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use bollard::models::{ContainerCreateBody, ContainerInspectResponse};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, RemoveContainerOptionsBuilder, StopContainerOptionsBuilder,
 };
+use longshore_base::blocking;
 use longshore_cri::v1::{
     Container, ContainerConfig, ContainerFilter, ContainerState, ContainerStatus,
     LinuxContainerResources, Mount, PodSandboxConfig,
@@ -19,7 +21,7 @@ use crate::error::{docker_status, docker_text};
 use crate::image_names::ImageNames;
 use crate::labels::Kind;
 use crate::runtime::DockerRuntime;
-use crate::{Error, Result, names, resources, security};
+use crate::{Error, Result, logs, names, resources, security};
 
 /// How often a removal that is under way already is looked at again.
 const REMOVAL_POLL: Duration = Duration::from_millis(100);
@@ -39,26 +41,31 @@ impl DockerRuntime {
         let metadata = config.metadata.as_ref().ok_or_else(|| missing("container"))?;
         let pod = sandbox_config.metadata.as_ref().ok_or_else(|| missing("sandbox"))?;
         let name = names::of_container(pod, metadata)?;
-        let sandbox = self.inspect(sandbox, Kind::Sandbox).await?;
+        let (sandbox, runtime) = match self.created.runtime(sandbox) {
+            Some(runtime) => (sandbox.to_owned(), runtime),
+            None => {
+                let found = self.inspect(sandbox, Kind::Sandbox).await?;
+                let runtime = found.host_config.and_then(|host| host.runtime);
+                (found.id.unwrap_or_default(), runtime)
+            }
+        };
         let linux = config.linux.as_ref();
         let context = linux.and_then(|linux| linux.security_context.as_ref());
         let wanted =
             linux.and_then(|linux| linux.resources.as_ref()).map_or(0, |r| r.oom_score_adj);
         let surroundings = config::Surroundings {
-            sandbox: sandbox.id.clone().unwrap_or_default(),
-            runtime: sandbox.host_config.and_then(|host| host.runtime),
+            sandbox,
+            runtime,
             driver: self.info().await?.driver,
             seccomp: match context {
-                Some(context) => security::seccomp(context).await?,
+                Some(context) => security::seccomp(context)?,
                 None => None,
             },
             api: self.engine.api(),
             oom_score: self.engine.oom_score(wanted),
         };
         let body = config::body(config, sandbox_config, surroundings)?;
-        for mount in &config.mounts {
-            make_source(mount).await?;
-        }
+        blocking::in_place(|| make_sources(&config.mounts))?;
         self.create(Kind::Container, &name, body).await
     }
 
@@ -74,7 +81,10 @@ impl DockerRuntime {
         let failed =
             |error| Error::docker(format!("failed to create {} {name}", kind.noun()), error);
         let conflict = match self.create_named(name, &body).await {
-            Ok(id) => return Ok(id),
+            Ok(id) => {
+                self.created.insert(&id, kind, &body);
+                return Ok(id);
+            }
             Err(error) if is_name_conflict(&error) => error,
             Err(error) => return Err(failed(error)),
         };
@@ -139,21 +149,27 @@ impl DockerRuntime {
     /// # Errors
     /// NotFound, FailedPrecondition when it has ended, and of the engine.
     pub(crate) async fn start_container(&self, id: &str) -> Result<()> {
-        let container = self.inspect(id, Kind::Container).await?;
-        match status::state(&container) {
-            ContainerState::ContainerCreated => {}
-            ContainerState::ContainerRunning => return Ok(()),
-            state => {
-                let state = state.as_str_name();
-                return Err(Error::Precondition(format!("container {id} is in {state} state")));
+        let (id, log) = match self.created.start(id) {
+            Some(log) => (id.to_owned(), log),
+            None => {
+                let container = self.inspect(id, Kind::Container).await?;
+                match status::state(&container) {
+                    ContainerState::ContainerCreated => {}
+                    ContainerState::ContainerRunning => return Ok(()),
+                    state => {
+                        let reason = format!("container {id} is in {} state", state.as_str_name());
+                        return Err(Error::Precondition(reason));
+                    }
+                }
+                let log = logs::target_of(&container).map(str::to_owned);
+                (container.id.unwrap_or_default(), log)
             }
-        }
-        let id = container.id.as_deref().unwrap_or(id);
-        let started = self.engine.start_container(id, None).await;
+        };
+        let started = self.engine.start_container(&id, None).await;
         self.containers_changed();
         // Also of one that failed: it may have written something.
-        let logged = self.logs.begin(&container, &self.info().await?.root_dir).await;
-        started.map_err(|error| start_error(id, error))?;
+        let logged = self.logs.begin(&id, log.as_deref(), &self.info().await?.root_dir);
+        started.map_err(|error| start_error(&id, error))?;
         logged
     }
 
@@ -200,7 +216,7 @@ impl DockerRuntime {
         };
         self.logs.complete(&container).await;
         self.remove(container.id.as_deref().unwrap_or(id)).await?;
-        self.logs.end(&container).await
+        self.logs.end(&container)
     }
 
     /// Removes what is known to be ours, with its volumes, and waits for a removal that is under way.
@@ -209,6 +225,7 @@ impl DockerRuntime {
         let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
         let removed = self.engine.remove_container(id, Some(options)).await;
         self.containers_changed();
+        self.created.remove(id);
         match removed {
             Err(error) if is_under_way(&error) => {}
             Err(error) if !is_gone(&error) => return Err(failed(error)),
@@ -349,17 +366,16 @@ enum Way {
     Foreign,
 }
 
-/// Makes the folder that a mount's source is to be, where nothing is: as other runtimes do.
-async fn make_source(mount: &Mount) -> Result<()> {
-    let path = Path::new(&mount.host_path);
-    if mount.image.is_some()
-        || !path.is_absolute()
-        || tokio::fs::symlink_metadata(path).await.is_ok()
-    {
-        return Ok(());
+/// Makes the folders that sources of mounts are to be, where nothing is: as other runtimes do.
+fn make_sources(mounts: &[Mount]) -> Result<()> {
+    for mount in mounts.iter().filter(|mount| mount.image.is_none()) {
+        let path = Path::new(&mount.host_path);
+        if path.is_absolute() && path.symlink_metadata().is_err() {
+            fs::create_dir_all(path)
+                .map_err(|error| Error::file("create mount source", path, error))?;
+        }
     }
-    let made = tokio::fs::create_dir_all(path).await;
-    made.map_err(|error| Error::file("create mount source", path, error))
+    Ok(())
 }
 
 fn is_name_conflict(error: &bollard::errors::Error) -> bool {
@@ -382,6 +398,9 @@ fn start_error(id: &str, error: bollard::errors::Error) -> Error {
         return Error::Start(format!("failed to start container {id:?}: {text}"));
     }
     match docker_status(&error) {
+        Some(404) if text.contains(&format!("No such container: {id}")) => {
+            Error::NotFound { kind: Kind::Container.noun(), id: id.to_owned() }
+        }
         // The engine has 400 and 404 for programs that cannot be executed: the container is there.
         Some(400 | 404) => Error::Start(format!("failed to start container {id:?}: {text}")),
         _ => Error::docker(format!("failed to start container {id:?}"), error),

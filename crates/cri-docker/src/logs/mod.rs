@@ -13,6 +13,7 @@ mod copy;
 mod watch;
 
 use std::collections::HashMap;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use std::time::Duration;
 use bollard::models::{
     ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum, HostConfigLogConfig,
 };
-use longshore_base::panics;
+use longshore_base::{blocking, panics};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -53,29 +54,21 @@ enum Order {
 }
 
 impl Logs {
-    /// Follows the log of a container that was started.
+    /// Follows the log of a container that was started. `target` is where the kubelet expects it; none has no log.
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn begin(
-        &self,
-        container: &ContainerInspectResponse,
-        root: &str,
-    ) -> Result<()> {
-        let (Some(target), Some(id)) = (target_of(container), container.id.as_deref()) else {
-            return Ok(());
-        };
-        self.follow(id, target.into(), source(root, id)).await
+    pub(crate) fn begin(&self, id: &str, target: Option<&str>, root: &str) -> Result<()> {
+        target.map_or(Ok(()), |target| self.follow(id, target.into(), source(root, id)))
     }
 
-    async fn follow(&self, id: &str, target: PathBuf, source: PathBuf) -> Result<()> {
+    fn follow(&self, id: &str, target: PathBuf, source: PathBuf) -> Result<()> {
         if self.followers.lock().contains_key(id) {
             return Ok(());
         }
         let failed = |error| Error::file("create log", &target, error);
-        let (path, from) = (target.clone(), source.clone());
-        let copier = panics::blocking(move || Copier::new(from, path)).await;
-        let copier = copier.map_err(io::Error::other).and_then(|copier| copier).map_err(failed)?;
+        let copier = || Copier::new(source.clone(), target.clone());
+        let copier = blocking::in_place(copier).map_err(failed)?;
         let watcher = self.watcher().map_err(failed)?;
         let (orders, received) = mpsc::unbounded_channel();
         self.followers.lock().insert(id.to_owned(), orders);
@@ -101,10 +94,9 @@ impl Logs {
 
     /// Takes up the logs of containers that were started before this program: what runs is followed, and of
     /// what has ended meanwhile the rest is copied.
-    pub(crate) async fn resume(&self, containers: Vec<ContainerSummary>, root: &str) {
+    pub(crate) fn resume(&self, containers: Vec<ContainerSummary>, root: &str) {
         for container in containers {
-            let labels = container.labels.unwrap_or_default();
-            let target = labels.get(labels::LOG_PATH).filter(|path| !path.is_empty());
+            let target = target(container.labels.as_ref());
             let (Some(id), Some(target)) = (container.id, target) else { continue };
             let source = source(root, &id);
             let running = container.state == Some(ContainerSummaryStateEnum::RUNNING);
@@ -112,7 +104,7 @@ impl Logs {
             if !running && (!source.exists() || Path::new(target).is_symlink()) {
                 continue;
             }
-            if let Err(error) = self.follow(&id, target.into(), source).await {
+            if let Err(error) = self.follow(&id, target.into(), source) {
                 tracing::warn!("log of container {id}: {error}");
             }
             if !running {
@@ -146,12 +138,13 @@ impl Logs {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn end(&self, container: &ContainerInspectResponse) -> Result<()> {
+    pub(crate) fn end(&self, container: &ContainerInspectResponse) -> Result<()> {
         let Some(path) = target_of(container).map(Path::new) else { return Ok(()) };
-        if !tokio::fs::symlink_metadata(path).await.is_ok_and(|metadata| metadata.is_symlink()) {
-            return Ok(());
-        }
-        match tokio::fs::remove_file(path).await {
+        let remove = || match path.is_symlink() {
+            true => fs::remove_file(path),
+            false => Ok(()),
+        };
+        match blocking::in_place(remove) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(Error::file("remove log", path, error))
             }
@@ -180,7 +173,7 @@ impl Logs {
                     reopened.await.map_err(io::Error::other).and_then(|reopened| reopened);
                 reopened.map_err(|error| Error::file("reopen log of container", id, error))
             }
-            _ => self.begin(container, root).await,
+            _ => self.begin(id, target_of(container), root),
         }
     }
 }
@@ -193,10 +186,13 @@ pub(crate) fn config() -> HostConfigLogConfig {
     HostConfigLogConfig { typ: Some("json-file".to_owned()), config: Some(bounds.into()) }
 }
 
-/// The path of a container's log for the kubelet.
-fn target_of(container: &ContainerInspectResponse) -> Option<&str> {
-    let labels = container.config.as_ref()?.labels.as_ref()?;
-    labels.get(labels::LOG_PATH).map(String::as_str).filter(|path| !path.is_empty())
+/// The path of a log for the kubelet, by the labels of its container.
+pub(crate) fn target(labels: Option<&HashMap<String, String>>) -> Option<&str> {
+    labels?.get(labels::LOG_PATH).map(String::as_str).filter(|path| !path.is_empty())
+}
+
+pub(crate) fn target_of(container: &ContainerInspectResponse) -> Option<&str> {
+    target(container.config.as_ref()?.labels.as_ref())
 }
 
 /// The engine's log of a container.
@@ -219,8 +215,7 @@ impl Follower {
         // Before the first turn: what is written after it is not missed.
         let mut watch = watcher.add(&source, &changed);
         loop {
-            let (back, copied) = turn(copier).await;
-            copier = back;
+            let copied = blocking::in_place(|| copier.copy());
             if let Err(error) = &copied {
                 tracing::warn!("log {source:?}: {error}");
             }
@@ -244,14 +239,11 @@ impl Follower {
                 }
                 order = received.recv() => match order {
                     Some(Order::Reopen(done)) => {
-                        let (mut back, copied) = turn(copier).await;
-                        let reopened = copied.and_then(|()| back.reopen());
-                        copier = back;
-                        let _ = done.send(reopened);
+                        let reopen = || copier.copy().and_then(|()| copier.reopen());
+                        let _ = done.send(blocking::in_place(reopen));
                     }
                     Some(Order::Finish(done)) => {
-                        let (_, copied) = turn(copier).await;
-                        if let Err(error) = copied {
+                        if let Err(error) = blocking::in_place(|| copier.copy()) {
                             tracing::warn!("the end of log {source:?} is lost: {error}");
                         }
                         let _ = done.send(());
@@ -261,18 +253,5 @@ impl Follower {
                 },
             }
         }
-    }
-}
-
-/// Copies what there is, on a thread that may wait.
-async fn turn(mut copier: Copier) -> (Copier, io::Result<()>) {
-    let done = tokio::task::spawn_blocking(move || {
-        let copied = copier.copy();
-        (copier, copied)
-    });
-    match done.await {
-        Ok(done) => done,
-        // The runtime shuts down, or a panic that was reported.
-        Err(error) => (Copier::default(), Err(io::Error::other(error))),
     }
 }

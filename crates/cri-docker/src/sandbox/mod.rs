@@ -3,12 +3,15 @@
 pub(crate) mod config;
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Write;
 
 use bollard::models::{
     ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum, HostConfig,
 };
 use bollard::query_parameters::{CreateImageOptionsBuilder, ListContainersOptionsBuilder};
 use futures::TryStreamExt;
+use longshore_base::blocking;
 use longshore_cri::v1::{
     LinuxPodSandboxStatus, Namespace, NamespaceMode, NamespaceOption, PodIp, PodSandbox,
     PodSandboxConfig, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus,
@@ -67,7 +70,7 @@ impl DockerRuntime {
     /// What is to be done with a sandbox that was created.
     async fn set_up_sandbox(&self, id: &str, config: &PodSandboxConfig) -> Result<()> {
         let checkpoint = Checkpoint::new(config);
-        self.checkpoints.write(id, &checkpoint).await?;
+        self.checkpoints.write(id, &checkpoint)?;
         let started = self.engine.start_container(id, None).await;
         self.containers_changed();
         started.map_err(|error| {
@@ -79,7 +82,7 @@ impl DockerRuntime {
         }
         let container = self.inspect(id, Kind::Sandbox).await?;
         if let Some(text) = resolv_conf {
-            write_in_place(container.resolv_conf_path.as_deref(), &text).await?;
+            write_in_place(container.resolv_conf_path.as_deref(), &text)?;
         }
         if checkpoint.is_host_network() {
             return Ok(());
@@ -98,7 +101,7 @@ impl DockerRuntime {
         let detached = self.detach(id, container.as_ref()).await;
         let removed = self.remove(id).await;
         let forgotten = match detached {
-            Ok(()) => self.checkpoints.remove(id).await,
+            Ok(()) => self.checkpoints.remove(id),
             Err(error) => Err(error),
         };
         for error in [removed, forgotten].into_iter().filter_map(Result::err) {
@@ -154,12 +157,12 @@ impl DockerRuntime {
         }
         // Until it is detached the checkpoint is all that says that there is something to detach.
         detached?;
-        self.checkpoints.remove(id).await
+        self.checkpoints.remove(id)
     }
 
     /// Takes a sandbox off its network. One of which nothing is known has none.
     async fn detach(&self, id: &str, container: Option<&ContainerInspectResponse>) -> Result<()> {
-        let kept = self.checkpoints.read(id).await?;
+        let kept = self.checkpoints.read(id)?;
         let metadata = match (container, &kept) {
             (Some(container), _) => {
                 if network_mode(container.host_config.as_ref()) == NamespaceMode::Node {
@@ -172,7 +175,7 @@ impl DockerRuntime {
             (None, None) => None,
         };
         let netns = container.and_then(network::namespace);
-        if metadata.is_none() && self.network.addresses(id).await.is_empty() {
+        if metadata.is_none() && self.network.addresses(id).is_empty() {
             return Ok(());
         }
         self.network.detach(id, netns, metadata.as_ref()).await
@@ -203,7 +206,7 @@ impl DockerRuntime {
             self.remove(id).await?;
         }
         self.network.forget(id);
-        self.checkpoints.remove(id).await
+        self.checkpoints.remove(id)
     }
 
     /// The containers of a sandbox.
@@ -239,7 +242,7 @@ impl DockerRuntime {
         let id = container.id.clone().unwrap_or_default();
         let node_network = network_mode(container.host_config.as_ref()) == NamespaceMode::Node;
         let running = container.state.as_ref().and_then(|state| state.running) == Some(true);
-        let addresses = if node_network { Vec::new() } else { self.network.addresses(&id).await };
+        let addresses = if node_network { Vec::new() } else { self.network.addresses(&id) };
         let status = status(&container, running, &addresses)
             .ok_or_else(|| Error::NotFound { kind: "sandbox", id })?;
         Ok((status, container))
@@ -268,7 +271,7 @@ impl DockerRuntime {
 
     async fn all_sandboxes(&self) -> Result<Vec<PodSandbox>> {
         // Before the list: a sandbox has its container first.
-        let kept = self.checkpoints.list().await?;
+        let kept = self.checkpoints.list()?;
         let list = async {
             let listed = self.list(Kind::Sandbox, &[]).await?;
             Ok::<_, Error>(listed.into_iter().filter_map(item).collect())
@@ -276,7 +279,7 @@ impl DockerRuntime {
         let mut all: Vec<_> = self.sandboxes.get((), list).await?;
         let ids: HashSet<_> = all.iter().map(|sandbox| sandbox.id.clone()).collect();
         for id in kept.into_iter().filter(|id| !ids.contains(id)) {
-            if let Some(kept) = self.checkpoints.read(&id).await? {
+            if let Some(kept) = self.checkpoints.read(&id)? {
                 all.push(PodSandbox {
                     id,
                     metadata: Some(kept.metadata()),
@@ -290,17 +293,15 @@ impl DockerRuntime {
 }
 
 /// Overwrites a file that is mounted somewhere: it must stay the same file.
-async fn write_in_place(path: Option<&str>, text: &str) -> Result<()> {
+fn write_in_place(path: Option<&str>, text: &str) -> Result<()> {
     let Some(path) = path.filter(|path| !path.is_empty()) else {
         return Err(Error::Internal("the engine has no resolv.conf for the sandbox".into()));
     };
-    let write = async {
-        use tokio::io::AsyncWriteExt;
-        let mut file = tokio::fs::OpenOptions::new().write(true).truncate(true).open(path).await?;
-        file.write_all(text.as_bytes()).await?;
-        file.flush().await
+    let write = || {
+        let mut file = File::options().write(true).truncate(true).open(path)?;
+        file.write_all(text.as_bytes())
     };
-    write.await.map_err(|error| Error::file("write", path, error))
+    blocking::in_place(write).map_err(|error| Error::file("write", path, error))
 }
 
 /// Whose network a container has.
