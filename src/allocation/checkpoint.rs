@@ -130,8 +130,7 @@ impl Checkpoint {
             }
             Ok(())
         };
-        let written = panics::blocking(write).await;
-        let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+        let written: io::Result<()> = panics::try_blocking(write).await;
         self.settled.send_if_modified(|settled| std::mem::replace(settled, changes) != changes);
         if let Err(error) = &written {
             debug!(path = %self.path.display(), %error, "checkpoint not written");

@@ -127,10 +127,8 @@ impl Announcer for Logind {
 
     async fn set_delay(&self, delay: Duration) -> Result<(), Error> {
         let path = self.drop_in.clone();
-        let written = panics::blocking(move || override_delay(&path, delay)).await;
-        written
-            .map_err(io::Error::other)
-            .flatten()
+        panics::try_blocking(move || override_delay(&path, delay))
+            .await
             .map_err(|source| Error::Override { path: self.drop_in.clone(), source })?;
         // logind reads its configuration again.
         let body = ("systemd-logind.service", "all", SIGHUP);

@@ -10,6 +10,7 @@ mod body;
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::task::Poll;
 
@@ -30,6 +31,12 @@ thread_local! {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("internal error: {0}")]
 pub struct Panicked(String);
+
+impl From<Panicked> for io::Error {
+    fn from(panicked: Panicked) -> Self {
+        Self::other(panicked)
+    }
+}
 
 /// Logs all panics, and aborts the process after one that is not contained.
 pub fn install() {
@@ -92,6 +99,16 @@ pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Panicked> {
     flat(tokio::task::spawn_blocking(|| contain_sync(work)).await)
+}
+
+/// As [`blocking`], of work that may fail: a panic is a failure.
+///
+/// # Errors
+/// Of the work, or it panicked, or the runtime shuts down.
+pub async fn try_blocking<T: Send + 'static, E: From<Panicked> + Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
+    blocking(work).await?
 }
 
 /// As [`contain`], in a task of its own, which is not cancelled with its caller.

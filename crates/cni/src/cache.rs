@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use longshore_base::files;
+use longshore_base::{files, panics};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -66,18 +66,19 @@ impl Cached {
     }
 
     /// Removes the file.
-    pub(crate) fn forget(self) -> Result<()> {
-        match fs::remove_file(&self.path) {
+    pub(crate) async fn forget(self) -> Result<()> {
+        panics::try_blocking(move || match fs::remove_file(&self.path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(Error::file("remove", self.path, error))
             }
             _ => Ok(()),
-        }
+        })
+        .await
     }
 }
 
 /// Keeps a result. Whole or not at all, but not durable: after a crash of the machine there are no attachments.
-pub(crate) fn store(
+pub(crate) async fn store(
     folder: &Path,
     network: &Network,
     attachment: &Attachment,
@@ -97,11 +98,14 @@ pub(crate) fn store(
         capability_args: attachment.capability_args.clone(),
         result: result.clone(),
     };
-    let write = || {
-        fs::create_dir_all(&folder)?;
-        files::replace_volatile(&path, &serde_json::to_vec(&entry)?)
+    let write = move || {
+        let write = || {
+            fs::create_dir_all(&folder)?;
+            files::replace_volatile(&path, &serde_json::to_vec(&entry)?)
+        };
+        write().map_err(|source| Error::file("write", &path, source))
     };
-    write().map_err(|source| Error::file("write", &path, source))
+    panics::try_blocking(write).await
 }
 
 /// The file of an attachment, whatever its network is called.

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use longshore_base::panics::Panicked;
+
 /// The result of an operation on a network.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -95,6 +97,9 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
+    /// A fault of this program.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
 }
 
 impl Error {

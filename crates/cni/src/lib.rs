@@ -22,7 +22,7 @@ mod version;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use longshore_base::blocking;
+use longshore_base::panics;
 use serde_json::{Value, json};
 
 pub use attachment::Attachment;
@@ -71,8 +71,9 @@ impl Cni {
     ///
     /// # Errors
     /// When there is none; the error says what is wrong with each.
-    pub fn network(&self) -> Result<Network> {
-        blocking::in_place(|| network::first(&self.conf_dir, &self.bin_dirs))
+    pub async fn network(&self) -> Result<Network> {
+        let (folder, bin_dirs) = (self.conf_dir.clone(), self.bin_dirs.clone());
+        panics::try_blocking(move || network::first(&folder, &bin_dirs)).await
     }
 
     /// Attaches a container to a network: all plugins in order, each with the result of the one before. The
@@ -90,7 +91,7 @@ impl Cni {
             previous = Some(result.unwrap_or_else(|| json!({})));
         }
         let result = previous.unwrap_or_else(|| json!({}));
-        blocking::in_place(|| cache::store(&self.cache_dir, network, attachment, &result))?;
+        cache::store(&self.cache_dir, network, attachment, &result).await?;
         Ok(result)
     }
 
@@ -101,7 +102,8 @@ impl Cni {
     /// When a plugin reports a fault, or there is no kept result.
     pub async fn check(&self, attachment: &Attachment) -> Result<()> {
         attachment.validate()?;
-        let Some(cached) = self.cached(&attachment.container_id, &attachment.interface)? else {
+        let Some(cached) = self.cached(&attachment.container_id, &attachment.interface).await?
+        else {
             return Err(Error::NoResult { container: attachment.container_id.clone() });
         };
         let network = cached.network()?;
@@ -124,7 +126,7 @@ impl Cni {
     /// next attempt.
     pub async fn remove(&self, fallback: Option<&Network>, attachment: &Attachment) -> Result<()> {
         attachment.validate()?;
-        let cached = self.cached(&attachment.container_id, &attachment.interface)?;
+        let cached = self.cached(&attachment.container_id, &attachment.interface).await?;
         let network = match (&cached, fallback) {
             (Some(cached), fallback) => match (cached.network(), fallback) {
                 (Ok(network), _) => network,
@@ -150,7 +152,7 @@ impl Cni {
         }
         match (failed, cached) {
             (Some(error), _) => Err(error),
-            (None, Some(cached)) => blocking::in_place(|| cached.forget()),
+            (None, Some(cached)) => cached.forget().await,
             (None, None) => Ok(()),
         }
     }
@@ -175,8 +177,10 @@ impl Cni {
     ///
     /// # Errors
     /// When the files cannot be read. One that is not valid counts as absent.
-    pub fn cached(&self, container: &str, interface: &str) -> Result<Option<Cached>> {
-        blocking::in_place(|| cache::find(&self.cache_dir, container, interface))
+    pub async fn cached(&self, container: &str, interface: &str) -> Result<Option<Cached>> {
+        let folder = self.cache_dir.clone();
+        let (container, interface) = (container.to_owned(), interface.to_owned());
+        panics::try_blocking(move || cache::find(&folder, &container, &interface)).await
     }
 
     async fn run(

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use longshore_base::blocking;
 use longshore_base::files::awaitable;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 use serde::Deserialize;
@@ -62,7 +61,7 @@ pub(crate) fn is_type(name: &str) -> bool {
     !name.is_empty() && !matches!(name, "." | "..") && !name.contains(['/', '\0'])
 }
 
-/// The program of a plugin.
+/// The program of a plugin. Looks at files in place, as starting it does.
 pub(crate) fn find(folders: &[PathBuf], plugin: &str) -> Result<PathBuf> {
     if is_type(plugin) {
         for folder in folders {
@@ -81,7 +80,7 @@ pub(crate) async fn run(
     call: Call<'_>,
     limit: Duration,
 ) -> Result<Option<Value>> {
-    let program = blocking::in_place(|| find(folders, call.plugin))?;
+    let program = find(folders, call.plugin)?;
     let output = tokio::time::timeout(limit, output(&program, folders, &call)).await;
     let (succeeded, stdout, stderr) = match output {
         Ok(result) => result.map_err(|error| call.failed(error.to_string()))?,

@@ -72,7 +72,7 @@ async fn plugins_are_run_in_order_and_the_last_result_is_kept() -> Result<()> {
         ]})
         .to_string(),
     )?;
-    let network = cni.network()?;
+    let network = cni.network().await?;
     assert!(network.has_capability("bandwidth") && !network.has_capability("dns"));
     assert_eq!(cni.add(&network, &attachment()).await?, result);
     let calls = log(folder.path())?;
@@ -86,7 +86,7 @@ async fn plugins_are_run_in_order_and_the_last_result_is_kept() -> Result<()> {
     assert_eq!(second["runtimeConfig"], json!({"portMappings": [{"hostPort": 80}]}));
     assert_eq!(second["prevResult"], result);
 
-    let cached = cni.cached("c1", "eth0")?.context("nothing is kept")?;
+    let cached = cni.cached("c1", "eth0").await?.context("nothing is kept")?;
     assert_eq!(cached.result, result);
     assert!(cni.cache_dir.join("results/net-c1-eth0").is_file());
     cni.check(&attachment()).await?;
@@ -102,7 +102,7 @@ async fn plugins_are_run_in_order_and_the_last_result_is_kept() -> Result<()> {
     assert_eq!(command, "DEL c1 eth0 IgnoreUnknown=1;K8S_POD_NAME=p");
     assert_eq!(last["runtimeConfig"], json!({"portMappings": [{"hostPort": 80}]}));
     assert_eq!((last["prevResult"].clone(), first["first"].clone()), (result, json!(true)));
-    assert!(cni.cached("c1", "eth0")?.is_none());
+    assert!(cni.cached("c1", "eth0").await?.is_none());
     cni.remove(None, &gone).await?;
     Ok(())
 }
@@ -111,7 +111,7 @@ async fn plugins_are_run_in_order_and_the_last_result_is_kept() -> Result<()> {
 async fn the_first_valid_configuration_is_used() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let cni = cni(folder.path(), &json!({}))?;
-    let error = cni.network().err().context("there is no configuration")?;
+    let error = cni.network().await.err().context("there is no configuration")?;
     assert!(matches!(&error, Error::NoNetwork { rejected, .. } if rejected.is_empty()), "{error}");
     let files = [
         ("00-text.txt", "{}"),
@@ -125,12 +125,12 @@ async fn the_first_valid_configuration_is_used() -> Result<()> {
     for (name, text) in files {
         fs::write(cni.conf_dir.join(name), text)?;
     }
-    let error = cni.network().err().context("all are wrong")?;
+    let error = cni.network().await.err().context("all are wrong")?;
     let Error::NoNetwork { rejected, .. } = &error else { anyhow::bail!("{error}") };
     assert_eq!(rejected.len(), 6, "{rejected:?}");
     fs::write(cni.conf_dir.join("70-good.conf"), r#"{"name": "good", "type": "record"}"#)?;
     fs::write(cni.conf_dir.join("80-later.conf"), r#"{"name": "later", "type": "record"}"#)?;
-    assert_eq!(cni.network()?.name(), "good");
+    assert_eq!(cni.network().await?.name(), "good");
     Ok(())
 }
 
@@ -158,7 +158,7 @@ async fn failures_of_plugins_are_reported_in_their_words() -> Result<()> {
         let network = Network::parse(&text.to_string()).map_err(anyhow::Error::msg)?;
         let error = cni.add(&network, &attachment()).await.err().context(name)?.to_string();
         assert!(error.contains(expected) && error.contains(name), "{error}");
-        assert!(cni.cached("c1", "eth0")?.is_none(), "{name}");
+        assert!(cni.cached("c1", "eth0").await?.is_none(), "{name}");
         // What came before the failed plugin is undone, whatever that one says.
         let _ = fs::remove_file(folder.path().join("log"));
         let removed = cni.remove(Some(&network), &attachment()).await;
@@ -225,7 +225,7 @@ async fn broken_files_of_results_are_as_none() -> Result<()> {
     for (number, text) in ["", "{", "[]", r#"{"kind": "other"}"#].iter().enumerate() {
         fs::write(results.join(format!("n{number}-c1-eth0")), text)?;
     }
-    assert!(cni.cached("c1", "eth0")?.is_none());
+    assert!(cni.cached("c1", "eth0").await?.is_none());
     let error = cni.check(&attachment()).await.err().context("nothing to check")?;
     assert!(matches!(error, Error::NoResult { .. }), "{error}");
     Ok(())

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use longshore_base::{blocking, files};
+use longshore_base::{files, panics};
 use longshore_cri::v1::{
     NamespaceMode, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol,
 };
@@ -168,22 +168,26 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) fn write(&self, id: &str, checkpoint: &Checkpoint) -> Result<()> {
+    pub(crate) async fn write(&self, id: &str, checkpoint: &Checkpoint) -> Result<()> {
         let path = self.0.join(id);
-        let write = || {
-            fs::create_dir_all(&self.0)?;
-            files::replace_volatile(&path, &serde_json::to_vec(checkpoint)?)
+        let failed = |error| Error::file("write checkpoint", &path, error);
+        let text = serde_json::to_vec(checkpoint).map_err(|error| failed(error.into()))?;
+        let (folder, file) = (self.0.clone(), path.clone());
+        let write = move || {
+            fs::create_dir_all(folder)?;
+            files::replace_volatile(&file, &text)
         };
-        blocking::in_place(write).map_err(|error| Error::file("write checkpoint", &path, error))
+        panics::try_blocking(write).await.map_err(failed)
     }
 
     /// What is kept of a sandbox. A file that is not valid is removed, and counts as absent.
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) fn read(&self, id: &str) -> Result<Option<Checkpoint>> {
+    pub(crate) async fn read(&self, id: &str) -> Result<Option<Checkpoint>> {
         let path = self.0.join(id);
-        let text = match blocking::in_place(|| files::read_at_most(&path, MAX_FILE)) {
+        let file = path.clone();
+        let text = match panics::try_blocking(move || files::read_at_most(&file, MAX_FILE)).await {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) if error.kind() == ErrorKind::FileTooLarge => Vec::new(),
@@ -195,7 +199,7 @@ impl Checkpoints {
             }
             _ => {
                 tracing::warn!("checkpoint {path:?} is corrupt, and removed");
-                self.remove(id)?;
+                self.remove(id).await?;
                 Ok(None)
             }
         }
@@ -205,9 +209,10 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) fn remove(&self, id: &str) -> Result<()> {
+    pub(crate) async fn remove(&self, id: &str) -> Result<()> {
         let path = self.0.join(id);
-        match blocking::in_place(|| fs::remove_file(&path)) {
+        let file = path.clone();
+        match panics::try_blocking(move || fs::remove_file(file)).await {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(Error::file("remove checkpoint", path, error))
             }
@@ -219,9 +224,10 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) fn list(&self) -> Result<Vec<String>> {
-        let list = || {
-            let entries = match fs::read_dir(&self.0) {
+    pub(crate) async fn list(&self) -> Result<Vec<String>> {
+        let folder = self.0.clone();
+        let list = move || {
+            let entries = match fs::read_dir(folder) {
                 Ok(entries) => entries,
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
                 Err(error) => return Err(error),
@@ -229,7 +235,8 @@ impl Checkpoints {
             let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
             names.filter(|name| name.as_ref().map_or(true, |name| crate::is_id(name))).collect()
         };
-        blocking::in_place(list).map_err(|error| Error::file("list checkpoints", &self.0, error))
+        let listed = panics::try_blocking(list).await;
+        listed.map_err(|error| Error::file("list checkpoints", &self.0, error))
     }
 }
 
@@ -273,7 +280,7 @@ mod tests {
     async fn checkpoints_are_kept_and_theirs_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let all = Checkpoints::new(folder.path());
-        assert_eq!(all.list().unwrap(), Vec::<String>::new());
+        assert_eq!(all.list().await.unwrap(), Vec::<String>::new());
         let config = PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: "p".into(),
@@ -285,21 +292,21 @@ mod tests {
             ..PodSandboxConfig::default()
         };
         let id = "ab".repeat(32);
-        all.write(&id, &Checkpoint::new(&config)).unwrap();
-        let read = all.read(&id).unwrap().unwrap();
+        all.write(&id, &Checkpoint::new(&config)).await.unwrap();
+        let read = all.read(&id).await.unwrap().unwrap();
         assert_eq!(Some(read.metadata()), config.metadata);
-        assert_eq!(all.list().unwrap(), std::slice::from_ref(&id));
+        assert_eq!(all.list().await.unwrap(), std::slice::from_ref(&id));
 
         let theirs = r#"{"version":"v1","name":"web","namespace":"prod","data":{"host_network":true},"checksum":12315789}"#;
         std::fs::write(folder.path().join("sandbox").join(&id), theirs).unwrap();
-        let read = all.read(&id).unwrap().unwrap();
+        let read = all.read(&id).await.unwrap().unwrap();
         assert!(read.is_host_network() && read.metadata().name == "web");
 
         for broken in ["", "{", &theirs.replace("12315789", "1")] {
             std::fs::write(folder.path().join("sandbox").join(&id), broken).unwrap();
-            assert_eq!(all.read(&id).unwrap(), None);
-            assert_eq!(all.list().unwrap(), Vec::<String>::new(), "it is removed");
+            assert_eq!(all.read(&id).await.unwrap(), None);
+            assert_eq!(all.list().await.unwrap(), Vec::<String>::new(), "it is removed");
         }
-        all.remove(&id).unwrap();
+        all.remove(&id).await.unwrap();
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use bollard::errors::Error as Docker;
+use longshore_base::panics::Panicked;
 use tonic::{Code, Status};
 
 /// The result of a call.
@@ -104,6 +105,9 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
+    /// A fault of this program.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
     /// Anything else.
     #[error("{0}")]
     Internal(String),
@@ -139,6 +143,7 @@ impl Error {
             Self::Api(_) => Code::FailedPrecondition,
             Self::Precondition(_) => Code::FailedPrecondition,
             Self::Unsupported(_) => Code::Unimplemented,
+            Self::Panicked(_) => Code::Internal,
             Self::Network { .. } | Self::File { .. } | Self::Start(_) | Self::Internal(_) => {
                 Code::Unknown
             }

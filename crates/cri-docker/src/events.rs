@@ -79,7 +79,7 @@ impl DockerRuntime {
     /// Takes up the logs of containers that were started before this program or ended without it.
     async fn resume_logs(&self) {
         match (self.list(Kind::Container, &[]).await, self.info().await) {
-            (Ok(containers), Ok(info)) => self.logs.resume(containers, &info.root_dir),
+            (Ok(containers), Ok(info)) => self.logs.resume(containers, &info.root_dir).await,
             (Err(error), _) | (_, Err(error)) => {
                 tracing::warn!("logs of containers are not taken up: {error}");
             }

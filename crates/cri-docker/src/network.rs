@@ -51,7 +51,7 @@ impl Network {
     pub(crate) async fn ready(&self) -> Result<()> {
         let failed =
             |source| Error::Network { action: "network plugin is not ready".into(), source };
-        let network = self.cni.network().map_err(failed)?;
+        let network = self.cni.network().await.map_err(failed)?;
         if network.has_capability("ipRanges") && self.pod_cidr.read().is_none() {
             return Err(Error::Precondition("cni config needs ipRanges but no PodCIDR set".into()));
         }
@@ -75,7 +75,7 @@ impl Network {
                 format!("failed to set up network of sandbox {id} for pod {namespace}/{name}");
             Error::Network { action, source }
         };
-        let network = self.cni.network().map_err(failed)?;
+        let network = self.cni.network().await.map_err(failed)?;
         let cidr = self.pod_cidr.read().clone();
         let attachment = Attachment {
             container_id: id.to_owned(),
@@ -107,7 +107,7 @@ impl Network {
             args: pod.map(|pod| arguments(id, Some(pod))).unwrap_or_default(),
             capability_args: Map::new(),
         };
-        let fallback = self.cni.network().ok();
+        let fallback = self.cni.network().await.ok();
         self.cni.remove(fallback.as_ref(), &attachment).await.map_err(|source| {
             let action = format!("failed to tear down network of sandbox {id}");
             Error::Network { action, source }
@@ -122,8 +122,8 @@ impl Network {
     }
 
     /// The addresses of a sandbox; none when it is not attached.
-    pub(crate) fn addresses(&self, id: &str) -> Vec<IpAddr> {
-        match self.cni.cached(id, INTERFACE) {
+    pub(crate) async fn addresses(&self, id: &str) -> Vec<IpAddr> {
+        match self.cni.cached(id, INTERFACE).await {
             Ok(Some(cached)) => addresses(&cached.result, INTERFACE),
             Ok(None) => Vec::new(),
             Err(error) => {

@@ -1,10 +1,10 @@
 //! What processes may do: security contexts of CRI → options of the engine. Pure, but for seccomp profiles,
 //! which are read from their files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bollard::models::HostConfig;
-use longshore_base::{blocking, files};
+use longshore_base::{files, panics};
 use longshore_cri::v1::security_profile::ProfileType;
 use longshore_cri::v1::{
     Capability, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, SeLinuxOption,
@@ -162,7 +162,7 @@ fn apparmor(profile: Option<&SecurityProfile>, deprecated: &str) -> Result<Optio
 ///
 /// # Errors
 /// When the profile is none, or its file cannot be read.
-pub(crate) fn seccomp(context: &LinuxContainerSecurityContext) -> Result<Option<String>> {
+pub(crate) async fn seccomp(context: &LinuxContainerSecurityContext) -> Result<Option<String>> {
     #[allow(deprecated, reason = "older kubelets say it there")]
     let deprecated = context.seccomp_profile_path.as_str();
     let unconfined = || Some(format!("seccomp={UNCONFINED}"));
@@ -183,8 +183,9 @@ pub(crate) fn seccomp(context: &LinuxContainerSecurityContext) -> Result<Option<
             "the path of the seccomp profile is not absolute: {path:?}"
         )));
     }
-    let text = blocking::in_place(|| files::read_at_most(Path::new(path), MAX_PROFILE))
-        .map_err(|error| Error::file("load seccomp profile", path, error))?;
+    let file = PathBuf::from(path);
+    let text = panics::try_blocking(move || files::read_at_most(&file, MAX_PROFILE)).await;
+    let text = text.map_err(|error| Error::file("load seccomp profile", path, error))?;
     let profile: serde_json::Value = serde_json::from_slice(&text)
         .map_err(|error| Error::Invalid(format!("seccomp profile {path:?}: {error}")))?;
     Ok(Some(format!("seccomp={profile}")))
@@ -319,7 +320,7 @@ mod tests {
                 seccomp_profile_path: deprecated.into(),
                 ..LinuxContainerSecurityContext::default()
             };
-            let found = seccomp(&context).ok();
+            let found = seccomp(&context).await.ok();
             assert_eq!(found, expected.map(|option| option.map(str::to_owned)), "{context:?}");
         }
     }

@@ -6,13 +6,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{HostAlias, Pod};
-use longshore_base::blocking;
+use longshore_base::panics;
 use longshore_pod::spec;
 
 use super::{Error, Settings};
 
 const HOSTNAME_MAX: usize = 63;
 const FQDN_MAX: usize = 64;
+/// The node's own.
+const HOSTS: &str = "/etc/hosts";
 
 /// Host name and domain of a pod; the domain is empty without a subdomain.
 pub(super) fn hostname_and_domain(
@@ -63,7 +65,7 @@ fn truncated(hostname: &str) -> Result<String, Error> {
 
 /// Write the pod's hosts file, and return its path. For a pod on the host's network, it starts with
 /// the node's own file. `None` for a pod that has no address yet.
-pub(super) fn write(
+pub(super) async fn write(
     settings: &Settings,
     pod: &Pod,
     ips: &[String],
@@ -72,10 +74,11 @@ pub(super) fn write(
         let path = path.to_owned();
         move |source| Error::Io { path, source }
     };
-    let own = Path::new("/etc/hosts");
     let mut text = match spec::host_network(pod) {
         true => {
-            let own = blocking::in_place(|| fs::read_to_string(own)).map_err(at(own))?;
+            let own = panics::try_blocking(|| fs::read_to_string(HOSTS))
+                .await
+                .map_err(at(Path::new(HOSTS)))?;
             format!("# Kubernetes-managed hosts file (host network).\n{own}")
         }
         false if ips.is_empty() => return Ok(None),
@@ -87,12 +90,13 @@ pub(super) fn write(
     let aliases = pod.spec.as_ref().and_then(|spec| spec.host_aliases.as_deref());
     text.push_str(&entries(aliases.unwrap_or_default()));
     let path = settings.pod_dir(pod).join("etc-hosts");
-    let write = || {
-        fs::write(&path, text)?;
+    let file = path.clone();
+    let write = move || {
+        fs::write(&file, text)?;
         // All users in the pod can read it, whatever the daemon's umask.
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o644))
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644))
     };
-    blocking::in_place(write).map_err(at(&path))?;
+    panics::try_blocking(write).await.map_err(at(&path))?;
     Ok(Some(path))
 }
 

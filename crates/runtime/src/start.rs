@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use longshore_base::blocking;
+use longshore_base::panics;
 use longshore_cri::v1;
 use longshore_pod::observed::{Sandbox, State};
 use longshore_pod::plan::Start;
@@ -172,7 +172,8 @@ impl PodRuntime {
         say("Started", "Container started");
         let (namespace, name) = (spec::namespace(pod), spec::name(pod));
         let link = container::legacy_log_link(namespace, name, &start.name, &id);
-        if let Err(error) = blocking::in_place(|| link_log(&log, &link)) {
+        let (from, to) = (log, link.clone());
+        if let Err(error) = panics::try_blocking(move || link_log(&from, &to)).await {
             debug!(link = %link.display(), %error, "cannot create the link to the log");
         }
         Ok(id)
@@ -262,7 +263,7 @@ impl PodRuntime {
             volumes: mounts,
             images: &create_context.image_volumes,
             environment: &environment,
-            hosts_file: hosts::write(&self.settings, pod, pod_ips)?,
+            hosts_file: hosts::write(&self.settings, pod, pod_ips).await?,
             restart_count,
             recursive,
             users: &namespaces.userns_options.clone().unwrap_or_default(),

@@ -57,7 +57,7 @@ impl Calls {
         let parent = format!("{}/kubepods/besteffort/podfloor-{pod}", self.cgroup_root);
         let sandbox = self.run(&format!("floor-{pod}-sandbox"), sandbox(pod, &parent)).await?;
         let pid = self.pid(&sandbox).await?;
-        let network = self.cni.network()?;
+        let network = self.cni.network().await?;
         self.cni.add(&network, &attachment(&sandbox, pid)).await?;
         let image = self.engine.inspect_image(PAUSE).await?.id.context("the image has no ID")?;
         let body = self.container(&sandbox, &parent, image);

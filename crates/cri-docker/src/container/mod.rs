@@ -4,14 +4,14 @@ pub(crate) mod config;
 pub(crate) mod status;
 
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bollard::models::{ContainerCreateBody, ContainerInspectResponse};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, RemoveContainerOptionsBuilder, StopContainerOptionsBuilder,
 };
-use longshore_base::blocking;
+use longshore_base::panics;
 use longshore_cri::v1::{
     Container, ContainerConfig, ContainerFilter, ContainerState, ContainerStatus,
     LinuxContainerResources, Mount, PodSandboxConfig,
@@ -58,14 +58,14 @@ impl DockerRuntime {
             runtime,
             driver: self.info().await?.driver,
             seccomp: match context {
-                Some(context) => security::seccomp(context)?,
+                Some(context) => security::seccomp(context).await?,
                 None => None,
             },
             api: self.engine.api(),
             oom_score: self.engine.oom_score(wanted),
         };
         let body = config::body(config, sandbox_config, surroundings)?;
-        blocking::in_place(|| make_sources(&config.mounts))?;
+        make_sources(&config.mounts).await?;
         self.create(Kind::Container, &name, body).await
     }
 
@@ -168,7 +168,7 @@ impl DockerRuntime {
         let started = self.engine.start_container(&id, None).await;
         self.containers_changed();
         // Also of one that failed: it may have written something.
-        let logged = self.logs.begin(&id, log.as_deref(), &self.info().await?.root_dir);
+        let logged = self.logs.begin(&id, log.as_deref(), &self.info().await?.root_dir).await;
         started.map_err(|error| start_error(&id, error))?;
         logged
     }
@@ -216,7 +216,7 @@ impl DockerRuntime {
         };
         self.logs.complete(&container).await;
         self.remove(container.id.as_deref().unwrap_or(id)).await?;
-        self.logs.end(&container)
+        self.logs.end(&container).await
     }
 
     /// Removes what is known to be ours, with its volumes, and waits for a removal that is under way.
@@ -367,15 +367,19 @@ enum Way {
 }
 
 /// Makes the folders that sources of mounts are to be, where nothing is: as other runtimes do.
-fn make_sources(mounts: &[Mount]) -> Result<()> {
-    for mount in mounts.iter().filter(|mount| mount.image.is_none()) {
-        let path = Path::new(&mount.host_path);
-        if path.is_absolute() && path.symlink_metadata().is_err() {
-            fs::create_dir_all(path)
-                .map_err(|error| Error::file("create mount source", path, error))?;
+async fn make_sources(mounts: &[Mount]) -> Result<()> {
+    let paths = mounts.iter().filter(|mount| mount.image.is_none());
+    let paths: Vec<_> = paths.map(|mount| PathBuf::from(&mount.host_path)).collect();
+    let make = move || {
+        for path in paths.into_iter().filter(|path| path.is_absolute()) {
+            if path.symlink_metadata().is_err() {
+                fs::create_dir_all(&path)
+                    .map_err(|error| Error::file("create mount source", path, error))?;
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    };
+    panics::try_blocking(make).await
 }
 
 fn is_name_conflict(error: &bollard::errors::Error) -> bool {

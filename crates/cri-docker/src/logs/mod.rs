@@ -22,7 +22,7 @@ use std::time::Duration;
 use bollard::models::{
     ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum, HostConfigLogConfig,
 };
-use longshore_base::{blocking, panics};
+use longshore_base::panics;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -58,17 +58,20 @@ impl Logs {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) fn begin(&self, id: &str, target: Option<&str>, root: &str) -> Result<()> {
-        target.map_or(Ok(()), |target| self.follow(id, target.into(), source(root, id)))
+    pub(crate) async fn begin(&self, id: &str, target: Option<&str>, root: &str) -> Result<()> {
+        match target {
+            Some(target) => self.follow(id, target.into(), source(root, id)).await,
+            None => Ok(()),
+        }
     }
 
-    fn follow(&self, id: &str, target: PathBuf, source: PathBuf) -> Result<()> {
+    async fn follow(&self, id: &str, target: PathBuf, source: PathBuf) -> Result<()> {
         if self.followers.lock().contains_key(id) {
             return Ok(());
         }
         let failed = |error| Error::file("create log", &target, error);
-        let copier = || Copier::new(source.clone(), target.clone());
-        let copier = blocking::in_place(copier).map_err(failed)?;
+        let (path, from) = (target.clone(), source.clone());
+        let copier = panics::try_blocking(move || Copier::new(from, path)).await.map_err(failed)?;
         let watcher = self.watcher().map_err(failed)?;
         let (orders, received) = mpsc::unbounded_channel();
         self.followers.lock().insert(id.to_owned(), orders);
@@ -94,7 +97,7 @@ impl Logs {
 
     /// Takes up the logs of containers that were started before this program: what runs is followed, and of
     /// what has ended meanwhile the rest is copied.
-    pub(crate) fn resume(&self, containers: Vec<ContainerSummary>, root: &str) {
+    pub(crate) async fn resume(&self, containers: Vec<ContainerSummary>, root: &str) {
         for container in containers {
             let target = target(container.labels.as_ref());
             let (Some(id), Some(target)) = (container.id, target) else { continue };
@@ -104,7 +107,7 @@ impl Logs {
             if !running && (!source.exists() || Path::new(target).is_symlink()) {
                 continue;
             }
-            if let Err(error) = self.follow(&id, target.into(), source) {
+            if let Err(error) = self.follow(&id, target.into(), source).await {
                 tracing::warn!("log of container {id}: {error}");
             }
             if !running {
@@ -138,18 +141,15 @@ impl Logs {
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) fn end(&self, container: &ContainerInspectResponse) -> Result<()> {
-        let Some(path) = target_of(container).map(Path::new) else { return Ok(()) };
-        let remove = || match path.is_symlink() {
-            true => fs::remove_file(path),
-            false => Ok(()),
-        };
-        match blocking::in_place(remove) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+    pub(crate) async fn end(&self, container: &ContainerInspectResponse) -> Result<()> {
+        let Some(path) = target_of(container).map(PathBuf::from) else { return Ok(()) };
+        panics::try_blocking(move || match path.is_symlink().then(|| fs::remove_file(&path)) {
+            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
                 Err(Error::file("remove log", path, error))
             }
             _ => Ok(()),
-        }
+        })
+        .await
     }
 
     /// Begins a new file where the kubelet has renamed the old one.
@@ -173,7 +173,7 @@ impl Logs {
                     reopened.await.map_err(io::Error::other).and_then(|reopened| reopened);
                 reopened.map_err(|error| Error::file("reopen log of container", id, error))
             }
-            _ => self.begin(id, target_of(container), root),
+            _ => self.begin(id, target_of(container), root).await,
         }
     }
 }
@@ -215,7 +215,8 @@ impl Follower {
         // Before the first turn: what is written after it is not missed.
         let mut watch = watcher.add(&source, &changed);
         loop {
-            let copied = blocking::in_place(|| copier.copy());
+            let (back, copied) = turn(copier).await;
+            copier = back;
             if let Err(error) = &copied {
                 tracing::warn!("log {source:?}: {error}");
             }
@@ -239,11 +240,14 @@ impl Follower {
                 }
                 order = received.recv() => match order {
                     Some(Order::Reopen(done)) => {
-                        let reopen = || copier.copy().and_then(|()| copier.reopen());
-                        let _ = done.send(blocking::in_place(reopen));
+                        let (mut back, copied) = turn(copier).await;
+                        let reopened = copied.and_then(|()| back.reopen());
+                        copier = back;
+                        let _ = done.send(reopened);
                     }
                     Some(Order::Finish(done)) => {
-                        if let Err(error) = blocking::in_place(|| copier.copy()) {
+                        let (_, copied) = turn(copier).await;
+                        if let Err(error) = copied {
                             tracing::warn!("the end of log {source:?} is lost: {error}");
                         }
                         let _ = done.send(());
@@ -253,5 +257,18 @@ impl Follower {
                 },
             }
         }
+    }
+}
+
+/// Copies what there is, on a thread that may wait.
+async fn turn(mut copier: Copier) -> (Copier, io::Result<()>) {
+    let done = tokio::task::spawn_blocking(move || {
+        let copied = copier.copy();
+        (copier, copied)
+    });
+    match done.await {
+        Ok(done) => done,
+        // The runtime shuts down, or a panic that was reported.
+        Err(error) => (Copier::default(), Err(io::Error::other(error))),
     }
 }

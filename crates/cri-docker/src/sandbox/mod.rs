@@ -11,7 +11,7 @@ use bollard::models::{
 };
 use bollard::query_parameters::{CreateImageOptionsBuilder, ListContainersOptionsBuilder};
 use futures::TryStreamExt;
-use longshore_base::blocking;
+use longshore_base::panics;
 use longshore_cri::v1::{
     LinuxPodSandboxStatus, Namespace, NamespaceMode, NamespaceOption, PodIp, PodSandbox,
     PodSandboxConfig, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus,
@@ -70,7 +70,7 @@ impl DockerRuntime {
     /// What is to be done with a sandbox that was created.
     async fn set_up_sandbox(&self, id: &str, config: &PodSandboxConfig) -> Result<()> {
         let checkpoint = Checkpoint::new(config);
-        self.checkpoints.write(id, &checkpoint)?;
+        self.checkpoints.write(id, &checkpoint).await?;
         let started = self.engine.start_container(id, None).await;
         self.containers_changed();
         started.map_err(|error| {
@@ -82,7 +82,7 @@ impl DockerRuntime {
         }
         let container = self.inspect(id, Kind::Sandbox).await?;
         if let Some(text) = resolv_conf {
-            write_in_place(container.resolv_conf_path.as_deref(), &text)?;
+            write_in_place(container.resolv_conf_path.as_deref(), text).await?;
         }
         if checkpoint.is_host_network() {
             return Ok(());
@@ -101,7 +101,7 @@ impl DockerRuntime {
         let detached = self.detach(id, container.as_ref()).await;
         let removed = self.remove(id).await;
         let forgotten = match detached {
-            Ok(()) => self.checkpoints.remove(id),
+            Ok(()) => self.checkpoints.remove(id).await,
             Err(error) => Err(error),
         };
         for error in [removed, forgotten].into_iter().filter_map(Result::err) {
@@ -157,12 +157,12 @@ impl DockerRuntime {
         }
         // Until it is detached the checkpoint is all that says that there is something to detach.
         detached?;
-        self.checkpoints.remove(id)
+        self.checkpoints.remove(id).await
     }
 
     /// Takes a sandbox off its network. One of which nothing is known has none.
     async fn detach(&self, id: &str, container: Option<&ContainerInspectResponse>) -> Result<()> {
-        let kept = self.checkpoints.read(id)?;
+        let kept = self.checkpoints.read(id).await?;
         let metadata = match (container, &kept) {
             (Some(container), _) => {
                 if network_mode(container.host_config.as_ref()) == NamespaceMode::Node {
@@ -175,7 +175,7 @@ impl DockerRuntime {
             (None, None) => None,
         };
         let netns = container.and_then(network::namespace);
-        if metadata.is_none() && self.network.addresses(id).is_empty() {
+        if metadata.is_none() && self.network.addresses(id).await.is_empty() {
             return Ok(());
         }
         self.network.detach(id, netns, metadata.as_ref()).await
@@ -206,7 +206,7 @@ impl DockerRuntime {
             self.remove(id).await?;
         }
         self.network.forget(id);
-        self.checkpoints.remove(id)
+        self.checkpoints.remove(id).await
     }
 
     /// The containers of a sandbox.
@@ -242,7 +242,7 @@ impl DockerRuntime {
         let id = container.id.clone().unwrap_or_default();
         let node_network = network_mode(container.host_config.as_ref()) == NamespaceMode::Node;
         let running = container.state.as_ref().and_then(|state| state.running) == Some(true);
-        let addresses = if node_network { Vec::new() } else { self.network.addresses(&id) };
+        let addresses = if node_network { Vec::new() } else { self.network.addresses(&id).await };
         let status = status(&container, running, &addresses)
             .ok_or_else(|| Error::NotFound { kind: "sandbox", id })?;
         Ok((status, container))
@@ -271,7 +271,7 @@ impl DockerRuntime {
 
     async fn all_sandboxes(&self) -> Result<Vec<PodSandbox>> {
         // Before the list: a sandbox has its container first.
-        let kept = self.checkpoints.list()?;
+        let kept = self.checkpoints.list().await?;
         let list = async {
             let listed = self.list(Kind::Sandbox, &[]).await?;
             Ok::<_, Error>(listed.into_iter().filter_map(item).collect())
@@ -279,7 +279,7 @@ impl DockerRuntime {
         let mut all: Vec<_> = self.sandboxes.get((), list).await?;
         let ids: HashSet<_> = all.iter().map(|sandbox| sandbox.id.clone()).collect();
         for id in kept.into_iter().filter(|id| !ids.contains(id)) {
-            if let Some(kept) = self.checkpoints.read(&id)? {
+            if let Some(kept) = self.checkpoints.read(&id).await? {
                 all.push(PodSandbox {
                     id,
                     metadata: Some(kept.metadata()),
@@ -293,15 +293,16 @@ impl DockerRuntime {
 }
 
 /// Overwrites a file that is mounted somewhere: it must stay the same file.
-fn write_in_place(path: Option<&str>, text: &str) -> Result<()> {
+async fn write_in_place(path: Option<&str>, text: String) -> Result<()> {
     let Some(path) = path.filter(|path| !path.is_empty()) else {
         return Err(Error::Internal("the engine has no resolv.conf for the sandbox".into()));
     };
-    let write = || {
-        let mut file = File::options().write(true).truncate(true).open(path)?;
+    let file = path.to_owned();
+    let write = move || {
+        let mut file = File::options().write(true).truncate(true).open(file)?;
         file.write_all(text.as_bytes())
     };
-    blocking::in_place(write).map_err(|error| Error::file("write", path, error))
+    panics::try_blocking(write).await.map_err(|error| Error::file("write", path, error))
 }
 
 /// Whose network a container has.
