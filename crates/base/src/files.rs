@@ -46,6 +46,7 @@ pub fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<(
 pub fn replace_volatile(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut name = OsString::from(".");
     name.push(path.file_name().ok_or(io::ErrorKind::InvalidFilename)?);
+    name.push(".tmp");
     let draft = path.with_file_name(name);
     fs::write(&draft, content)?;
     fs::rename(draft, path)
@@ -115,6 +116,7 @@ mod tests {
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         assert!(replace_volatile(Path::new("/"), b"").is_err());
+        // A folder is in the way of the file.
         fs::create_dir(dir.path().join("folder")).unwrap();
         assert!(replace_volatile(&dir.path().join("folder"), b"").is_err());
     }
