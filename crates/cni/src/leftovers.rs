@@ -12,6 +12,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use longshore_base::files;
+
 /// More than any result or lease has.
 const MAX_FILE: u64 = 1 << 20;
 
@@ -100,12 +102,13 @@ fn files_before(folder: &Path, time: SystemTime) -> io::Result<Vec<PathBuf>> {
 
 /// A file that is gone meanwhile is empty, and so is one that is too large to be what it should be.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    match fs::symlink_metadata(path) {
-        Ok(file) if file.len() <= MAX_FILE => match fs::read(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            read => read,
-        },
-        _ => Ok(Vec::new()),
+    match files::read_at_most(path, MAX_FILE) {
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::FileTooLarge) =>
+        {
+            Ok(Vec::new())
+        }
+        read => read,
     }
 }
 

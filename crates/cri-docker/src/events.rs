@@ -31,7 +31,6 @@ impl DockerRuntime {
                 () = stop.cancelled() => return,
             };
             self.events_followed(false);
-            self.created.clear();
             match followed {
                 Ok(()) => {
                     tracing::info!("the Docker Engine has ended its stream of events");

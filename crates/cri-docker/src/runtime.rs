@@ -70,6 +70,9 @@ impl DockerRuntime {
 
     /// From now on the engine's events are followed, or no longer.
     pub(crate) fn events_followed(&self, is_followed: bool) {
+        if !is_followed {
+            self.created.clear();
+        }
         self.versions.follow(is_followed);
         self.sandboxes.follow(is_followed);
         self.containers.follow(is_followed);
