@@ -25,13 +25,14 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 /// # Errors
 /// As of [`replace`].
 pub fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-    let draft = path.with_extension("tmp");
-    let mut options = File::options();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    file.write_all(content)?;
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.sync_all()?;
-    fs::rename(draft, path)?;
+    let write = |draft: &Path| {
+        let mut options = File::options();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(draft)?;
+        file.write_all(content)?;
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.sync_all()
+    };
+    replace_by(&path.with_extension("tmp"), path, write)?;
     match path.parent() {
         Some(dir) => File::open(dir)?.sync_all(),
         None => Ok(()),
@@ -47,9 +48,20 @@ pub fn replace_volatile(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut name = OsString::from(".");
     name.push(path.file_name().ok_or(io::ErrorKind::InvalidFilename)?);
     name.push(".tmp");
-    let draft = path.with_file_name(name);
-    fs::write(&draft, content)?;
-    fs::rename(draft, path)
+    replace_by(&path.with_file_name(name), path, |draft| fs::write(draft, content))
+}
+
+/// Replaces a file by a draft, of which nothing is left.
+fn replace_by(
+    draft: &Path,
+    path: &Path,
+    write: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let replaced = write(draft).and_then(|()| fs::rename(draft, path));
+    if replaced.is_err() {
+        let _ = fs::remove_file(draft);
+    }
+    replaced
 }
 
 /// Reads a file of at most so many bytes. Of a FIFO, what it holds.
@@ -119,6 +131,8 @@ mod tests {
         // A folder is in the way of the file.
         fs::create_dir(dir.path().join("folder")).unwrap();
         assert!(replace_volatile(&dir.path().join("folder"), b"").is_err());
+        assert!(replace(&dir.path().join("folder"), b"").is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]

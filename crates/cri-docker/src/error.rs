@@ -133,6 +133,13 @@ impl Error {
     /// The code that the caller sees.
     #[must_use]
     pub fn code(&self) -> Code {
+        match self.code_of_kind() {
+            Code::Unknown if is_out_of_space(&self.to_string()) => Code::ResourceExhausted,
+            code => code,
+        }
+    }
+
+    fn code_of_kind(&self) -> Code {
         match self {
             Self::Endpoint { .. } | Self::Inherited(_) | Self::Invalid(_) => Code::InvalidArgument,
             Self::Docker { source, .. } => docker_code(source),
@@ -155,6 +162,12 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         Self::new(error.code(), error.to_string())
     }
+}
+
+/// Whether a failure is one of a disk that is full, in the words of the engine, of a plugin of CNI or of this machine.
+pub(crate) fn is_out_of_space(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    ["no space left on device", "disk quota exceeded"].iter().any(|words| text.contains(words))
 }
 
 /// The code for an answer or a failure of the engine.
@@ -188,5 +201,30 @@ pub(crate) fn docker_text(error: &Docker) -> String {
     match error {
         Docker::DockerResponseServerError { message, .. } => message.trim().to_owned(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_an_exhausted_resource() {
+        let answer = |status_code, message: &str| {
+            let message = message.to_owned();
+            Error::docker("create", Docker::DockerResponseServerError { status_code, message })
+        };
+        let file = |errno| Error::file("write", "/x", std::io::Error::from_raw_os_error(errno));
+        for (error, code) in [
+            (answer(500, "mkdir /x: no space left on device"), Code::ResourceExhausted),
+            (answer(500, "mkdir /x: disk quota exceeded"), Code::ResourceExhausted),
+            (answer(500, "mkdir /x: permission denied"), Code::Unknown),
+            (answer(404, "no such file: no space left on device"), Code::NotFound),
+            (file(nix::libc::ENOSPC), Code::ResourceExhausted),
+            (file(nix::libc::EDQUOT), Code::ResourceExhausted),
+            (file(nix::libc::EACCES), Code::Unknown),
+        ] {
+            assert_eq!(error.code(), code, "{error}");
+        }
     }
 }

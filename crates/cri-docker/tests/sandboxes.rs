@@ -200,7 +200,7 @@ async fn a_sandbox_that_cannot_be_detached_is_kept_until_it_can() -> Result<()> 
     bed.remove_pod(&left.id).await?;
     assert_eq!(bed.sandboxes().await?, []);
     assert_eq!((bed.engine_containers()?, bed.kept()), (Vec::new(), Vec::new()));
-    assert_eq!(addresses_in_use(&bed)?, Vec::<String>::new());
+    assert_eq!(bed.addresses_in_use()?, Vec::<String>::new());
     bed.end().await
 }
 
@@ -223,14 +223,6 @@ async fn the_image_of_sandboxes_may_go_and_come_back() -> Result<()> {
     let pod = bed.run_pod(&bed.pod("four")).await?;
     bed.remove_pod(&pod).await?;
     bed.end().await
-}
-
-/// The addresses that host-local has given out.
-fn addresses_in_use(bed: &Bed) -> Result<Vec<String>> {
-    let folder = bed.host.dir().join("containerd/ipam").join(bed.host.name());
-    let names = std::fs::read_dir(folder)?.flatten();
-    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    Ok(names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect())
 }
 
 /// A container that somebody else runs.

@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::cgroup::CgroupDriver;
 use crate::command::search_path;
 use crate::daemon::Daemon;
+use crate::disk;
 use crate::error::{AtPath, Error, Result};
 use crate::host::{Containers, Host};
 use crate::image::{Image, PAUSE};
@@ -29,6 +30,8 @@ pub struct DockerOptions {
     pub live_restore: bool,
     /// Registries in whose place a [`crate::Registry::start_inside`] at port 80 is asked.
     pub registries: &'static [&'static str],
+    /// The bytes of a disk of its own, for all that it keeps. That is the host's otherwise.
+    pub disk: Option<u64>,
 }
 
 /// A running engine. Dropping it kills the engine; what is left of its containers goes with the host.
@@ -53,6 +56,9 @@ impl Docker {
         let dir = host.dir().join("docker");
         fs::create_dir_all(&dir).at(&dir)?;
         let mut docker = Self { daemon: None, dir, options };
+        if let Some(bytes) = options.disk {
+            disk::mount(&docker.dir.join("root.img"), bytes, &docker.data_root())?;
+        }
         docker.start_again(host)?;
         Ok(docker)
     }

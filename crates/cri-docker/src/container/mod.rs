@@ -165,12 +165,15 @@ impl DockerRuntime {
                 (container.id.unwrap_or_default(), log)
             }
         };
+        // A container whose log cannot be made is not started.
+        let log = self.logs.open(&id, log.as_deref(), &self.info().await?.root_dir).await?;
         let started = self.engine.start_container(&id, None).await;
         self.containers_changed();
         // Also of one that failed: it may have written something.
-        let logged = self.logs.begin(&id, log.as_deref(), &self.info().await?.root_dir).await;
-        started.map_err(|error| start_error(&id, error))?;
-        logged
+        if let Some(log) = log {
+            self.logs.follow(&id, log);
+        }
+        started.map_err(|error| start_error(&id, error))
     }
 
     /// Stops a container: its stop signal, and SIGKILL after `timeout` seconds. May be repeated; one that

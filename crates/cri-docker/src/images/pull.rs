@@ -15,7 +15,7 @@ use tonic::Code;
 
 use super::reference::Reference;
 use super::{Error, Result, credentials};
-use crate::error::{docker_code, docker_status};
+use crate::error::{docker_code, docker_status, is_out_of_space};
 
 const REGISTRY_AUTH: HeaderName = HeaderName::from_static("x-registry-auth");
 /// The most layers whose extraction is followed.
@@ -121,7 +121,7 @@ fn explained(image: &str, status: Option<i64>, text: String) -> Error {
         Code::PermissionDenied
     } else if has(&["manifest unknown", "name unknown", "not found"]) || status == Some(404) {
         Code::NotFound
-    } else if has(&["no space left on device", "toomanyrequests"]) {
+    } else if has(&["toomanyrequests"]) || is_out_of_space(&text) {
         Code::ResourceExhausted
     } else if has(&["connection refused", "no such host", "i/o timeout", "Client.Timeout"]) {
         Code::Unavailable

@@ -13,6 +13,7 @@ mod copy;
 mod watch;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -53,37 +54,47 @@ enum Order {
     Finish(oneshot::Sender<()>),
 }
 
+/// The log of one container, which its follower is to copy.
+pub(crate) struct Log {
+    copier: Copier,
+    watcher: Arc<Watcher>,
+    source: PathBuf,
+}
+
 impl Logs {
-    /// Follows the log of a container that was started. `target` is where the kubelet expects it; none has no log.
+    /// Makes the log of a container where the kubelet expects it. `None` for one that has no `target`, and where it
+    /// is followed already.
     ///
     /// # Errors
     /// Of the file system.
-    pub(crate) async fn begin(&self, id: &str, target: Option<&str>, root: &str) -> Result<()> {
-        match target {
-            Some(target) => self.follow(id, target.into(), source(root, id)).await,
-            None => Ok(()),
-        }
+    pub(crate) async fn open(
+        &self,
+        id: &str,
+        target: Option<&str>,
+        root: &str,
+    ) -> Result<Option<Log>> {
+        let Some(target) = target.filter(|_| !self.followers.lock().contains_key(id)) else {
+            return Ok(None);
+        };
+        let failed = |error| Error::file("create log", target, error);
+        let source = source(root, id);
+        let (path, from) = (PathBuf::from(target), source.clone());
+        let copier = panics::try_blocking(move || Copier::new(from, path)).await.map_err(failed)?;
+        Ok(Some(Log { copier, watcher: self.watcher().map_err(failed)?, source }))
     }
 
-    async fn follow(&self, id: &str, target: PathBuf, source: PathBuf) -> Result<()> {
-        if self.followers.lock().contains_key(id) {
-            return Ok(());
-        }
-        let failed = |error| Error::file("create log", &target, error);
-        let (path, from) = (target.clone(), source.clone());
-        let copier = panics::try_blocking(move || Copier::new(from, path)).await.map_err(failed)?;
-        let watcher = self.watcher().map_err(failed)?;
+    /// Follows the log of a container that was started, unless another call has just begun to.
+    pub(crate) fn follow(&self, id: &str, log: Log) {
         let (orders, received) = mpsc::unbounded_channel();
-        self.followers.lock().insert(id.to_owned(), orders);
+        match self.followers.lock().entry(id.to_owned()) {
+            Entry::Occupied(_) => return,
+            Entry::Vacant(place) => _ = place.insert(orders),
+        }
         let (followers, id) = (Arc::clone(&self.followers), id.to_owned());
-        tokio::spawn(panics::contained(
-            async move {
-                Follower { copier, watcher, source, received }.run().await;
-                followers.lock().remove(&id);
-            },
-            || (),
-        ));
-        Ok(())
+        tokio::spawn(async move {
+            panics::contained(Follower::new(log, received).run(), || ()).await;
+            followers.lock().remove(&id);
+        });
     }
 
     /// One for all: the kernel gives a user few of them.
@@ -107,8 +118,10 @@ impl Logs {
             if !running && (!source.exists() || Path::new(target).is_symlink()) {
                 continue;
             }
-            if let Err(error) = self.follow(&id, target.into(), source).await {
-                tracing::warn!("log of container {id}: {error}");
+            match self.open(&id, Some(target), root).await {
+                Ok(Some(log)) => self.follow(&id, log),
+                Ok(None) => {}
+                Err(error) => tracing::warn!("log of container {id}: {error}"),
             }
             if !running {
                 self.finish(&id);
@@ -173,7 +186,12 @@ impl Logs {
                     reopened.await.map_err(io::Error::other).and_then(|reopened| reopened);
                 reopened.map_err(|error| Error::file("reopen log of container", id, error))
             }
-            _ => self.begin(id, target_of(container), root).await,
+            _ => {
+                if let Some(log) = self.open(id, target_of(container), root).await? {
+                    self.follow(id, log);
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -202,26 +220,30 @@ fn source(root: &str, id: &str) -> PathBuf {
 
 /// Copies the log of one container.
 struct Follower {
-    copier: Copier,
-    watcher: Arc<Watcher>,
-    source: PathBuf,
+    log: Log,
     received: mpsc::UnboundedReceiver<Order>,
+    /// Whether the container has ended, and nothing more is written.
+    ended: bool,
+    /// Whether the last turn has failed.
+    failing: bool,
 }
 
 impl Follower {
-    async fn run(self) {
-        let Self { mut copier, watcher, source, mut received } = self;
+    fn new(log: Log, received: mpsc::UnboundedReceiver<Order>) -> Self {
+        Self { log, received, ended: false, failing: false }
+    }
+
+    async fn run(mut self) {
         let changed = Arc::new(Notify::new());
         // Before the first turn: what is written after it is not missed.
-        let mut watch = watcher.add(&source, &changed);
+        let mut watch = self.log.watcher.add(&self.log.source, &changed);
         loop {
-            let (back, copied) = turn(copier).await;
-            copier = back;
-            if let Err(error) = &copied {
-                tracing::warn!("log {source:?}: {error}");
+            let copied = self.turn().await;
+            if self.is_done() {
+                return;
             }
-            if copier.has_moved_on() {
-                watch = watcher.add(&source, &changed);
+            if self.log.copier.has_moved_on() {
+                watch = self.log.watcher.add(&self.log.source, &changed);
                 // It may have been written to before it was watched.
                 changed.notify_one();
             }
@@ -235,28 +257,49 @@ impl Follower {
             tokio::select! {
                 () = next => {
                     if watch.is_none() {
-                        watch = watcher.add(&source, &changed);
+                        watch = self.log.watcher.add(&self.log.source, &changed);
                     }
                 }
-                order = received.recv() => match order {
+                order = self.received.recv() => match order {
                     Some(Order::Reopen(done)) => {
-                        let (mut back, copied) = turn(copier).await;
-                        let reopened = copied.and_then(|()| back.reopen());
-                        copier = back;
-                        let _ = done.send(reopened);
+                        let copied = self.turn().await;
+                        let _ = done.send(copied.and_then(|()| self.log.copier.reopen()));
                     }
                     Some(Order::Finish(done)) => {
-                        let (_, copied) = turn(copier).await;
-                        if let Err(error) = copied {
-                            tracing::warn!("the end of log {source:?} is lost: {error}");
-                        }
+                        self.ended = true;
+                        let _ = self.turn().await;
                         let _ = done.send(());
-                        return;
+                        if self.is_done() {
+                            return;
+                        }
                     }
                     None => return,
                 },
             }
         }
+    }
+
+    /// Copies what there is.
+    async fn turn(&mut self) -> io::Result<()> {
+        let (copier, copied) = turn(std::mem::take(&mut self.log.copier)).await;
+        self.log.copier = copier;
+        match &copied {
+            Err(error) if !self.failing => {
+                tracing::warn!("log {:?}: {error}; it is tried again", self.log.source);
+            }
+            _ => {}
+        }
+        self.failing = copied.is_err();
+        copied
+    }
+
+    /// Whether all is copied that there will be, or what is not is gone with the container.
+    fn is_done(&self) -> bool {
+        if self.ended && self.failing && !self.log.source.exists() {
+            tracing::warn!("the end of log {:?} is lost", self.log.source);
+            return true;
+        }
+        self.ended && !self.failing
     }
 }
 

@@ -13,6 +13,7 @@ use nix::sched::{CloneFlags, setns};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use image_service_client::ImageServiceClient;
 use runtime_service_client::RuntimeServiceClient;
 
 /// How long anything may take.
@@ -23,6 +24,8 @@ pub(crate) struct Bed {
     pub(crate) host: Host,
     pub(crate) docker: Docker,
     service: Option<Service>,
+    /// How long the engine may take for an answer, from the next start of the service on.
+    pub(crate) request_timeout: Duration,
     pub(crate) runtime: RuntimeServiceClient<Channel>,
 }
 
@@ -47,7 +50,8 @@ impl Bed {
         }
         let (host, docker) = Docker::with_host(options)?;
         let runtime = RuntimeServiceClient::new(channel(socket(&host))?);
-        let mut bed = Self { host, docker, service: None, runtime };
+        let request_timeout = Settings::default().request_timeout;
+        let mut bed = Self { host, docker, service: None, request_timeout, runtime };
         bed.start_service().await?;
         Ok(Some(bed))
     }
@@ -62,6 +66,7 @@ impl Bed {
             cni_conf_dir: conf.into(),
             cni_cache_dir: self.host.dir().join("cni"),
             streaming_address: (self.host.node_ip(), 0).into(),
+            request_timeout: self.request_timeout,
             ..Settings::default()
         };
         let (netns, listen) = (File::open(self.host.netns())?, Listen::Path(socket(&self.host)));
@@ -187,10 +192,28 @@ impl Bed {
 
     /// Identifiers of all containers that the engine has.
     pub(crate) fn engine_containers(&self) -> Result<Vec<String>> {
-        let (status, answer) = self.docker.request("GET", "/containers/json?all=true", &[])?;
+        self.engine_ids("/containers/json?all=true")
+    }
+
+    /// Identifiers of all images that it has.
+    pub(crate) fn engine_images(&self) -> Result<Vec<String>> {
+        self.engine_ids("/images/json?all=true")
+    }
+
+    /// The identifiers in a list of the engine, which has no order.
+    fn engine_ids(&self, path: &str) -> Result<Vec<String>> {
+        let (status, answer) = self.docker.request("GET", path, &[])?;
         ensure!(status == 200, "{status} {answer}");
         let all = answer.as_array().context("no list")?;
-        Ok(all.iter().filter_map(|one| Some(one["Id"].as_str()?.to_owned())).collect())
+        let mut ids: Vec<_> =
+            all.iter().filter_map(|one| Some(one["Id"].as_str()?.to_owned())).collect();
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    /// The image service.
+    pub(crate) fn images(&self) -> Result<ImageServiceClient<Channel>> {
+        Ok(ImageServiceClient::new(channel(socket(&self.host))?))
     }
 
     /// A folder of plugins that a test brings.
@@ -202,6 +225,14 @@ impl Bed {
     pub(crate) async fn sandboxes(&mut self) -> Result<Vec<PodSandbox>> {
         let listed = self.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await?;
         Ok(listed.into_inner().items)
+    }
+
+    /// The addresses that the plugin host-local has given out.
+    pub(crate) fn addresses_in_use(&self) -> Result<Vec<String>> {
+        let folder = self.host.dir().join("containerd/ipam").join(self.host.name());
+        let names = std::fs::read_dir(folder)?.flatten();
+        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        Ok(names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect())
     }
 
     /// Files that CNI and the service keep of sandboxes.
