@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use longshore_base::{files, panics};
+use longshore_base::files::{self, if_present};
+use longshore_base::panics;
 use longshore_pod::resize::{self, PodResources};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
@@ -57,9 +58,9 @@ pub(super) struct Checkpoint {
 impl Checkpoint {
     /// Read the file, if there is one.
     pub(super) fn open(path: PathBuf) -> Result<Self, Error> {
-        let entries = match std::fs::read(&path) {
-            Ok(content) => resize::decode(&content).map_err(Damage::from),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        let entries = match if_present(std::fs::read(&path)) {
+            Ok(Some(content)) => resize::decode(&content).map_err(Damage::from),
+            Ok(None) => Ok(BTreeMap::new()),
             Err(error) => Err(error.into()),
         };
         let entries = match entries {

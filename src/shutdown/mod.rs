@@ -257,11 +257,11 @@ impl Shutdown {
         let text = |at: Option<Timestamp>| at.map_or(NEVER.to_owned(), |at| at.to_string());
         let times = Times { start_time: text(Some(start)), end_time: text(end) };
         let path = self.state_file.clone();
-        let written = panics::blocking(move || {
+        let written = panics::try_blocking(move || {
             let content = serde_json::to_vec(&times).map_err(std::io::Error::other)?;
             files::replace(&path, &content)
         });
-        if let Err(error) = written.await.map_err(std::io::Error::other).flatten() {
+        if let Err(error) = written.await {
             warn!(path = %self.state_file.display(), %error, "times of the shutdown not kept");
         }
     }

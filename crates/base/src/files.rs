@@ -80,6 +80,17 @@ pub fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
+/// The result of an operation on a file that need not be there: `None` when it is not.
+///
+/// # Errors
+/// Other errors of the operation.
+pub fn if_present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 /// A descriptor whose readiness can be waited for: a pipe, a socket, a pidfd, an eventfd. Must be called inside a tokio
 /// runtime.
 ///
@@ -133,6 +144,17 @@ mod tests {
         assert!(replace_volatile(&dir.path().join("folder"), b"").is_err());
         assert!(replace(&dir.path().join("folder"), b"").is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_is_not_there_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        assert_eq!(if_present(fs::read_to_string(&path)).unwrap(), None);
+        fs::write(&path, "text").unwrap();
+        assert_eq!(if_present(fs::read_to_string(&path)).unwrap().as_deref(), Some("text"));
+        // It is there, and no file.
+        assert!(if_present(fs::remove_file(dir.path())).is_err());
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Results in files, in libcni's format: `results/NETWORK-CONTAINER-INTERFACE` in the cache folder.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use longshore_base::{files, panics};
+use longshore_base::files::{self, if_present};
+use longshore_base::panics;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -67,13 +67,9 @@ impl Cached {
 
     /// Removes the file.
     pub(crate) async fn forget(self) -> Result<()> {
-        panics::try_blocking(move || match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(Error::file("remove", self.path, error))
-            }
-            _ => Ok(()),
-        })
-        .await
+        let path = self.path.clone();
+        let removed = panics::try_blocking(move || if_present(fs::remove_file(path))).await;
+        removed.map(drop).map_err(|error| Error::file("remove", self.path, error))
     }
 }
 
@@ -113,11 +109,7 @@ pub(crate) fn find(folder: &Path, container: &str, interface: &str) -> Result<Op
     let folder = folder.join("results");
     let failed = |source| Error::file("read", &folder, source);
     let suffix = format!("-{container}-{interface}");
-    let entries = match fs::read_dir(&folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error)),
-    };
+    let entries = if_present(fs::read_dir(&folder)).map_err(failed)?.into_iter().flatten();
     for entry in entries {
         let name = entry.map_err(failed)?.file_name();
         if !name.as_bytes().ends_with(suffix.as_bytes()) {

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use longshore_base::files;
+use longshore_base::files::{self, if_present};
 
 /// More than any result or lease has.
 const MAX_FILE: u64 = 1 << 20;
@@ -113,10 +113,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 fn remove(path: PathBuf, removed: &mut Vec<PathBuf>) -> io::Result<()> {
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => removed.push(path),
-    }
+    if_present(fs::remove_file(&path))?;
+    removed.push(path);
     Ok(())
 }
 

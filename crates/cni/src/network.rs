@@ -1,10 +1,9 @@
 //! Configurations of networks: `*.conflist`, and `*.conf` or `*.json` of one plugin.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
-use longshore_base::files;
+use longshore_base::files::{self, if_present};
 use serde_json::{Map, Value, json};
 
 use crate::attachment::{Attachment, is_identifier};
@@ -169,13 +168,9 @@ pub(crate) fn first(folder: &Path, bin_dirs: &[PathBuf]) -> Result<Network> {
 /// The configurations of a folder, by name. A folder that does not exist has none.
 fn configurations(folder: &Path) -> Result<Vec<PathBuf>> {
     let failed = |source| Error::file("read", folder, source);
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error)),
-    };
+    let entries = if_present(fs::read_dir(folder)).map_err(failed)?;
     let mut found = Vec::new();
-    for entry in entries {
+    for entry in entries.into_iter().flatten() {
         let path = entry.map_err(failed)?.path();
         let extension = path.extension().and_then(|extension| extension.to_str());
         if matches!(extension, Some("conf" | "conflist" | "json")) {

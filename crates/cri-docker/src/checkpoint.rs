@@ -6,7 +6,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use longshore_base::{files, panics};
+use longshore_base::files::{self, if_present};
+use longshore_base::panics;
 use longshore_cri::v1::{
     NamespaceMode, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol,
 };
@@ -187,9 +188,10 @@ impl Checkpoints {
     pub(crate) async fn read(&self, id: &str) -> Result<Option<Checkpoint>> {
         let path = self.0.join(id);
         let file = path.clone();
-        let text = match panics::try_blocking(move || files::read_at_most(&file, MAX_FILE)).await {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        let read = panics::try_blocking(move || files::read_at_most(&file, MAX_FILE)).await;
+        let text = match if_present(read) {
+            Ok(Some(text)) => text,
+            Ok(None) => return Ok(None),
             Err(error) if error.kind() == ErrorKind::FileTooLarge => Vec::new(),
             Err(error) => return Err(Error::file("read checkpoint", path, error)),
         };
@@ -212,12 +214,8 @@ impl Checkpoints {
     pub(crate) async fn remove(&self, id: &str) -> Result<()> {
         let path = self.0.join(id);
         let file = path.clone();
-        match panics::try_blocking(move || fs::remove_file(file)).await {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(Error::file("remove checkpoint", path, error))
-            }
-            _ => Ok(()),
-        }
+        let removed = if_present(panics::try_blocking(move || fs::remove_file(file)).await);
+        removed.map(drop).map_err(|error| Error::file("remove checkpoint", path, error))
     }
 
     /// The identifiers of kept sandboxes.
@@ -227,11 +225,7 @@ impl Checkpoints {
     pub(crate) async fn list(&self) -> Result<Vec<String>> {
         let folder = self.0.clone();
         let list = move || {
-            let entries = match fs::read_dir(folder) {
-                Ok(entries) => entries,
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-                Err(error) => return Err(error),
-            };
+            let entries = if_present(fs::read_dir(folder))?.into_iter().flatten();
             let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
             names.filter(|name| name.as_ref().map_or(true, |name| crate::is_id(name))).collect()
         };

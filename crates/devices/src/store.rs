@@ -1,10 +1,10 @@
 //! The file of the checkpoint, and the task that writes it.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use longshore_base::{files, panics};
+use longshore_base::files::{self, if_present};
+use longshore_base::panics;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -35,9 +35,9 @@ impl Store {
     /// The content of the file; `None`: there is no file. One that cannot be read is as if it were
     /// empty, as upstream has it.
     pub(crate) fn load(&self) -> Option<Content> {
-        let text = match std::fs::read_to_string(&self.path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        let text = match if_present(std::fs::read_to_string(&self.path)) {
+            Ok(Some(text)) => text,
+            Ok(None) => return None,
             Err(error) => {
                 self.unreadable(&error);
                 return Some(Content::default());

@@ -2,9 +2,9 @@
 //! what a Go kubelet has.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::Path;
 
+use longshore_base::files::if_present;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -164,10 +164,11 @@ impl Checkpoint {
     pub(crate) fn open(root: &Path) -> Result<(Self, Claims), Error> {
         let path = root.join(FILE);
         let failed = |reason| Error::Restore { path: path.display().to_string(), reason };
-        let claims = match std::fs::read(&path) {
-            Ok(content) => decode(&content).map_err(failed)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Claims::default(),
-            Err(error) => return Err(failed(error.to_string())),
+        let content =
+            if_present(std::fs::read(&path)).map_err(|error| failed(error.to_string()))?;
+        let claims = match content {
+            Some(content) => decode(&content).map_err(failed)?,
+            None => Claims::default(),
         };
         Ok((Self { file: StateFile::new(path) }, claims))
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use inotify::{Inotify, WatchMask};
+use longshore_base::files::if_present;
 use tokio::net::UnixListener;
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -43,10 +44,7 @@ async fn serve_until_gone(path: &Path, serve: impl Fn(UnixListener) -> Server) -
         | WatchMask::MOVE_SELF;
     inotify.watches().add(folder, mask)?;
     let mut events = inotify.into_event_stream([0; 4096])?;
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    if_present(std::fs::remove_file(path))?;
     let listener = UnixListener::bind(path)?;
     let inode = std::fs::symlink_metadata(path)?.ino();
     let server = serve(listener);

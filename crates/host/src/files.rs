@@ -6,10 +6,11 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use longshore_base::{files, trees};
+use longshore_base::files::{self, if_present};
+use longshore_base::trees;
 
+use crate::Result;
 use crate::error::At;
-use crate::{Error, Result};
 
 /// What a command has made so far. Unless it is [kept](Self::keep), dropping it removes that, the last
 /// first: a command that fails leaves nothing half-made.
@@ -103,11 +104,7 @@ pub(crate) fn remove(path: &Path) -> std::io::Result<()> {
 
 /// The text of a file, if there is one.
 pub(crate) fn read_optional(path: &Path) -> Result<Option<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::File { action: "read", path: path.to_owned(), source }),
-    }
+    if_present(fs::read_to_string(path)).at("read", path)
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 //! and `reset` find it by that.
 
 use std::fs::{self, DirBuilder, File};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use longshore_base::files::if_present;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -96,12 +97,7 @@ impl Lock {
     /// Removes the file with its directory, once nothing of the cluster is left.
     pub(crate) fn remove(self, paths: &Paths) -> Result<()> {
         let path = paths.lock();
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(error).at("remove", &path);
-            }
-            _ => {}
-        }
+        if_present(fs::remove_file(&path)).at("remove", &path)?;
         if let Some(dir) = path.parent() {
             // Succeeds if nothing else is in it.
             let _ = fs::remove_dir(dir);

@@ -18,6 +18,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
+use longshore_base::files::if_present;
 use longshore_base::systemd;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -158,11 +159,7 @@ fn is_foreign<'a>(files: impl IntoIterator<Item = &'a str>) -> bool {
 }
 
 fn has_foreign(folder: &Path) -> Result<bool> {
-    let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error).at("read", folder),
-    };
+    let entries = if_present(std::fs::read_dir(folder)).at("read", folder)?.into_iter().flatten();
     let names: Vec<String> =
         entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     Ok(is_foreign(names.iter().map(String::as_str)))

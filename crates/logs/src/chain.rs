@@ -2,12 +2,13 @@
 //! held open, so that none is missed.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::files::{Files, Rotated};
 use super::segment::{Identity, Segment};
+use longshore_base::files::if_present;
 
 /// Maximum number of unread files of a follower.
 pub(super) const MOST_SEGMENTS: usize = 64;
@@ -45,10 +46,7 @@ impl Chain {
     pub(super) fn extend(&mut self) -> io::Result<()> {
         loop {
             // opened before listing: what is not listed has not been rotated
-            let current = match Segment::open(&self.log, None) {
-                Err(error) if error.kind() == ErrorKind::NotFound => None,
-                current => Some(current?),
-            };
+            let current = if_present(Segment::open(&self.log, None))?;
             let current_id = current.as_ref().map(|current| current.identity);
             let mut current_rotated = false;
             for rotated in Files::list(&self.log)?.rotated {
@@ -129,9 +127,8 @@ fn open(log: &Path, rotated: &Rotated) -> io::Result<Option<Segment>> {
     // it may have been compressed since it was listed
     let packed = Rotated { packed: true, ..rotated.clone() };
     for rotated in [rotated, &packed] {
-        match Segment::open(log, Some(rotated)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            segment => return segment.map(Some),
+        if let Some(segment) = if_present(Segment::open(log, Some(rotated)))? {
+            return Ok(Some(segment));
         }
     }
     Ok(None)

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::civil::DateTime;
 use jiff::{Span, Zoned};
+use longshore_base::files::if_present;
 
 /// The timestamp in the name of a rotated file.
 const STAMP: &str = "%Y%m%d-%H%M%S";
@@ -49,12 +50,8 @@ impl Files {
             return Ok(Self::default());
         };
         let mut files = Self::default();
-        let entries = match fs::read_dir(dir) {
-            // the pod was removed
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
-            entries => entries?,
-        };
-        for entry in entries {
+        // there is none when the pod was removed
+        for entry in if_present(fs::read_dir(dir))?.into_iter().flatten() {
             let name = entry?.file_name();
             match Name::parse(name.as_encoded_bytes(), base.as_encoded_bytes()) {
                 Some(Name::Rotated(rotated)) => files.rotated.push(rotated),

@@ -8,6 +8,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::files::if_present;
 use longshore_base::{panics, trees};
 use longshore_cri::Runtime;
 use longshore_pod::observed::{Container, ObservedPod};
@@ -112,20 +113,13 @@ impl PodRuntime {
             let path = path.to_owned();
             move |source| Error::Io { path, source }
         };
-        let mut entries = match tokio::fs::read_dir(logs).await {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            entries => entries.map_err(at(logs))?,
-        };
+        let entries = if_present(tokio::fs::read_dir(logs).await).map_err(at(logs))?;
+        let Some(mut entries) = entries else { return Ok(()) };
         while let Some(entry) = entries.next_entry().await.map_err(at(logs))? {
             if entry.file_name().to_string_lossy().ends_with(&suffix) {
                 let dir = entry.path();
-                let removed = {
-                    let dir = dir.clone();
-                    panics::blocking(move || trees::remove(&dir)).await
-                };
-                removed
-                    .unwrap_or_else(|error| Err(std::io::Error::other(error)))
-                    .map_err(at(&dir))?;
+                let tree = dir.clone();
+                panics::try_blocking(move || trees::remove(&tree)).await.map_err(at(&dir))?;
             }
         }
         Ok(())
@@ -161,11 +155,8 @@ async fn discard_container(cri: &Runtime, pod: &ObservedPod, run: &Container) ->
 
 async fn discard(cri: &Runtime, id: &str, link: &Path) -> Result<(), Error> {
     // The link is removed first: without the container, its name is not known.
-    match tokio::fs::remove_file(link).await {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            warn!(link = %link.display(), %error, "cannot remove the link to a log");
-        }
-        _ => {}
+    if let Err(error) = if_present(tokio::fs::remove_file(link).await) {
+        warn!(link = %link.display(), %error, "cannot remove the link to a log");
     }
     Ok(ignore_not_found(cri.remove_container(id).await)?)
 }
@@ -177,19 +168,12 @@ async fn remove_log(log: &Path) -> Result<(), Error> {
         let path = path.to_owned();
         move |source| Error::Io { path, source }
     };
-    let mut entries = match tokio::fs::read_dir(dir).await {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(at(dir))?,
-    };
+    let entries = if_present(tokio::fs::read_dir(dir).await).map_err(at(dir))?;
+    let Some(mut entries) = entries else { return Ok(()) };
     while let Some(entry) = entries.next_entry().await.map_err(at(dir))? {
         if entry.file_name().as_encoded_bytes().starts_with(name.as_encoded_bytes()) {
             let path = entry.path();
-            match tokio::fs::remove_file(&path).await {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(at(&path)(error));
-                }
-                _ => {}
-            }
+            if_present(tokio::fs::remove_file(&path).await).map_err(at(&path))?;
         }
     }
     Ok(())

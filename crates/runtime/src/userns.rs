@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 
-use longshore_base::files;
+use longshore_base::files::{self, if_present};
 use longshore_cri::v1;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
@@ -208,9 +208,9 @@ impl UserNamespaces {
     /// The range in a pod's file, if it has one; an error if another pod has it.
     fn recorded(&self, allocated: &mut Allocated, uid: &str) -> Result<Option<u32>, Error> {
         let path = self.file(uid);
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        let text = match if_present(std::fs::read(&path)) {
+            Ok(Some(text)) => text,
+            Ok(None) => return Ok(None),
             Err(source) => return Err(Error::Io { path, source }),
         };
         let wrong = |reason: &str| Error::File { path: path.clone(), reason: reason.to_owned() };

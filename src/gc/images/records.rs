@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::jiff::Timestamp;
-use longshore_base::files;
+use longshore_base::files::{self, if_present};
 use longshore_cri::v1;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -132,10 +132,8 @@ impl ImageRecords {
 }
 
 fn read(path: &Path) -> Result<ImageRecords, String> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(ImageRecords::default()),
-        file => file.map_err(|error| error.to_string())?,
-    };
+    let file = if_present(File::open(path)).map_err(|error| error.to_string())?;
+    let Some(file) = file else { return Ok(ImageRecords::default()) };
     let mut content = Vec::new();
     file.take(LONGEST).read_to_end(&mut content).map_err(|error| error.to_string())?;
     let document: Document = serde_json::from_slice(&content).map_err(|error| error.to_string())?;

@@ -12,6 +12,7 @@ use flate2::write::GzEncoder;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
+use longshore_base::files::if_present;
 use parking_lot::Mutex;
 
 /// In the names of old files, in UTC.
@@ -134,12 +135,8 @@ fn affixes(path: &Path) -> (String, String) {
 
 /// Renames the file, with the mode that it has for the new one.
 fn rotate(path: &Path, mut now: Timestamp) -> io::Result<()> {
-    let metadata = match fs::metadata(path) {
-        Ok(metadata) => metadata,
-        // somebody else has moved it
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
+    // somebody else may have moved it
+    let Some(metadata) = if_present(fs::metadata(path))? else { return Ok(()) };
     let (prefix, suffix) = affixes(path);
     let backup = loop {
         let backup = path.with_file_name(format!("{prefix}{}{suffix}", now.strftime(TIME_FORMAT)));

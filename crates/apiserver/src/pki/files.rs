@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+use longshore_base::files::if_present;
 use rcgen::KeyPair;
 
 use super::{Error, Result};
@@ -42,11 +43,11 @@ pub fn write_atomically(path: &Path, content: &[u8], mode: u32) -> Result<()> {
 }
 
 pub(super) fn read_optional(path: &Path) -> Result<Option<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { action: "read", path: path.to_owned(), source }),
-    }
+    if_present(fs::read_to_string(path)).map_err(|source| Error::Io {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 pub(super) fn load_key(path: &Path) -> Result<Option<KeyPair>> {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use longshore_base::files::{self, if_present};
+use longshore_base::panics;
 use longshore_base::retry::Delays;
-use longshore_base::{files, panics};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -301,9 +302,7 @@ impl KeyDraft {
     }
 
     fn remove(&self) {
-        if let Err(error) = std::fs::remove_file(&self.0)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
+        if let Err(error) = if_present(std::fs::remove_file(&self.0)) {
             warn!(path = %self.0.display(), "cannot remove: {error}");
         }
     }

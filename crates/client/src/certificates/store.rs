@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::jiff::Timestamp;
-use longshore_base::files;
+use longshore_base::files::{self, if_present};
 
 use super::pair::{self, Leaf};
 
@@ -73,11 +73,8 @@ impl Store {
     /// What the pair that counts says; `None`: there is none.
     pub(super) fn current(&self) -> Result<Option<Leaf>, StoreError> {
         let path = self.current_path();
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(StoreError::File { path, source }),
-        };
+        let text = if_present(fs::read(&path)).map_err(at(&path))?;
+        let Some(text) = text else { return Ok(None) };
         pair::pair(&text).map(Some).map_err(|reason| StoreError::Pair { path, reason })
     }
 
@@ -120,11 +117,8 @@ impl Store {
 
 /// Whether a path is a link; `None`: there is nothing.
 fn is_link(path: &Path) -> Result<Option<bool>, StoreError> {
-    match path.symlink_metadata() {
-        Ok(found) => Ok(Some(found.is_symlink())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(StoreError::File { path: path.to_owned(), source }),
-    }
+    let found = if_present(path.symlink_metadata()).map_err(at(path))?;
+    Ok(found.map(|found| found.is_symlink()))
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> StoreError + '_ {

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
+use longshore_base::files::if_present;
 use memchr::memchr;
 use serde::Deserialize;
 
@@ -276,11 +277,7 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64) {
 
 /// `None` when it is not there.
 fn open(path: &Path) -> io::Result<Option<File>> {
-    match File::open(path) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+    if_present(File::open(path))
 }
 
 /// The last line of a file in CRI's form.

@@ -23,6 +23,7 @@ use std::time::Duration;
 use bollard::models::{
     ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum, HostConfigLogConfig,
 };
+use longshore_base::files::if_present;
 use longshore_base::panics;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -156,13 +157,13 @@ impl Logs {
     /// Of the file system.
     pub(crate) async fn end(&self, container: &ContainerInspectResponse) -> Result<()> {
         let Some(path) = target_of(container).map(PathBuf::from) else { return Ok(()) };
-        panics::try_blocking(move || match path.is_symlink().then(|| fs::remove_file(&path)) {
-            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
-                Err(Error::file("remove log", path, error))
-            }
-            _ => Ok(()),
-        })
-        .await
+        let link = path.clone();
+        let remove = move || match link.is_symlink() {
+            true => if_present(fs::remove_file(link)),
+            false => Ok(None),
+        };
+        let removed = panics::try_blocking(remove).await;
+        removed.map(drop).map_err(|error| Error::file("remove log", path, error))
     }
 
     /// Begins a new file where the kubelet has renamed the old one.

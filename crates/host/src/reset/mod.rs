@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use longshore_base::files::if_present;
 use longshore_base::output;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
@@ -209,10 +210,7 @@ fn try_remove_cgroup(group: &Path) -> std::io::Result<()> {
         {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
-        match std::fs::remove_dir(dir) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        if_present(std::fs::remove_dir(dir))?;
     }
     Ok(())
 }

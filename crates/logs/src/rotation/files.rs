@@ -1,10 +1,10 @@
 //! Renames and removes the files of a log.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use jiff::Zoned;
+use longshore_base::files::if_present;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
@@ -49,8 +49,5 @@ pub(super) fn list(log: &Path) -> Result<Files, Error> {
 
 /// Removes a file that may not exist.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::at(path)(error)),
-        _ => Ok(()),
-    }
+    if_present(fs::remove_file(path)).map(drop).map_err(Error::at(path))
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use longshore_base::files::if_present;
 use longshore_base::panics;
 use rustix::process::setpriority_process;
 use tokio::sync::oneshot;
@@ -54,11 +55,9 @@ pub(super) fn all(log: &Path) -> Result<(), Error> {
 
 /// A compressed file gets its name when it is complete; until then the plain one is kept.
 fn pack(plain: &Path, packed: &Path) -> Result<(), Error> {
-    let mut from = match File::open(plain) {
-        // removed meanwhile
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        from => from.map_err(Error::at(plain))?,
-    };
+    let from = if_present(File::open(plain)).map_err(Error::at(plain))?;
+    // removed meanwhile
+    let Some(mut from) = from else { return Ok(()) };
     let draft = draft(plain);
     let mut write = || {
         let mode = from.metadata()?.permissions().mode();

@@ -3,6 +3,7 @@
 use std::io::{self, SeekFrom};
 use std::path::Path;
 
+use longshore_base::files::if_present;
 use longshore_base::panics;
 use longshore_cri::v1;
 use longshore_logs as logs;
@@ -52,10 +53,7 @@ pub(super) async fn message(status: &v1::ContainerStatus) -> String {
 async fn tail(path: &Path) -> io::Result<String> {
     // A pod can put a pipe in place of the file, and opening that must not wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).await;
-    let mut file = match opened {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
-        opened => opened?,
-    };
+    let Some(mut file) = if_present(opened)? else { return Ok(String::new()) };
     let length = file.metadata().await?.len();
     if length > MESSAGE_LIMIT {
         file.seek(SeekFrom::Start(length.saturating_sub(MESSAGE_LIMIT))).await?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures::{FutureExt, StreamExt};
 use inotify::{EventMask, Inotify, WatchMask};
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::files::if_present;
 use longshore_base::panics;
 use tokio::sync::mpsc::Sender;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -226,10 +227,8 @@ impl Scanner {
     }
 
     fn files(&self) -> std::io::Result<Vec<PathBuf>> {
-        let metadata = match std::fs::metadata(&self.path) {
-            Ok(metadata) => metadata,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error),
+        let Some(metadata) = if_present(std::fs::metadata(&self.path))? else {
+            return Ok(Vec::new());
         };
         if metadata.is_file() {
             return Ok(vec![self.path.clone()]);

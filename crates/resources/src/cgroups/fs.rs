@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use longshore_base::files::if_present;
 use longshore_base::retry::Delays;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -232,10 +233,7 @@ fn descendants(dir: &Path) -> Vec<PathBuf> {
 
 fn remove_tree(dir: &Path) -> Result<(), Error> {
     for dir in descendants(dir) {
-        match std::fs::remove_dir(&dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            removed => removed.map_err(Error::at(&dir))?,
-        }
+        if_present(std::fs::remove_dir(&dir)).map_err(Error::at(&dir))?;
     }
     Ok(())
 }

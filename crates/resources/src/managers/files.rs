@@ -1,11 +1,11 @@
 //! The state files in the root directory, and the task that writes them.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use longshore_base::{files, panics};
+use longshore_base::files::{self, if_present};
+use longshore_base::panics;
 use longshore_config::KubeletConfiguration;
 use longshore_topology::checkpoint::{self, Form};
 use longshore_topology::{Allocator, StateError, cpu, memory};
@@ -145,11 +145,8 @@ pub(super) async fn run(shared: &Arc<Shared>) {
 }
 
 fn read(path: &Path) -> Result<Option<String>, Error> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::File { path: path.to_owned(), source }),
-    }
+    if_present(std::fs::read_to_string(path))
+        .map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {

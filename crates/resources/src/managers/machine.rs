@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use longshore_base::files::if_present;
 use longshore_topology::{CpuInfo, CpuSet, Cpus, Machine, Node};
 
 /// The highest cache level that is private to a core.
@@ -125,12 +126,8 @@ fn numbered(dir: &Path, prefix: &str) -> io::Result<Vec<(u32, PathBuf)>> {
 
 /// Names that begin with `prefix`, without it.
 fn named(dir: &Path, prefix: &str) -> io::Result<Vec<(String, PathBuf)>> {
-    let entries = match std::fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
     let mut found = Vec::new();
-    for entry in entries {
+    for entry in if_present(std::fs::read_dir(dir))?.into_iter().flatten() {
         let entry = entry?;
         let name = entry.file_name();
         if let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(prefix)) {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use longshore_base::files::if_present;
 use redb::{Database, Durability, ReadableTable};
 
 use super::disk;
@@ -82,12 +83,7 @@ impl NewFile {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(".draft");
         let draft = path.with_file_name(name);
-        match std::fs::remove_file(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed(error.to_string()));
-            }
-            _ => {}
-        }
+        if_present(std::fs::remove_file(&draft)).map_err(|error| failed(error.to_string()))?;
         let database = disk::create(&draft)
             .and_then(|database| create_tables(&database).map(|()| database))
             .map_err(|fault| failed(format!("cannot be created: {}", explain(fault))))?;

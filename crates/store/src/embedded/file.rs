@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use longshore_base::files::if_present;
 use parking_lot::{Mutex, RwLock};
 use redb::{Database, ReadOnlyTable, ReadableDatabase, TableHandle};
 
@@ -213,12 +214,7 @@ fn create(path: &Path) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let draft = path.with_file_name(name);
-    match std::fs::remove_file(&draft) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(redb::Error::Io(error).into());
-        }
-        _ => {}
-    }
+    if_present(std::fs::remove_file(&draft)).map_err(redb::Error::Io)?;
     create_tables(&disk::create(&draft)?)?;
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::mounts::real;
 use super::tools::{Tool, Tools};
 use crate::error::Error;
+use longshore_base::files::if_present;
 
 const LOSETUP: Tool = Tool { name: "losetup", package: "util-linux" };
 const BLOCK_DEVICES: &str = "/sys/block";
@@ -32,12 +33,9 @@ pub(crate) async fn detach(tools: &Tools, file: &Path) -> Result<(), Error> {
 pub(crate) fn find(file: &Path) -> Result<Option<PathBuf>, Error> {
     let fail = |error| Error::io("list", Path::new(BLOCK_DEVICES), error);
     let file = real(file);
-    let devices = match fs::read_dir(BLOCK_DEVICES) {
-        // A machine without block devices.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        devices => devices.map_err(fail)?,
-    };
-    for device in devices {
+    // There may be a machine without block devices.
+    let devices = if_present(fs::read_dir(BLOCK_DEVICES)).map_err(fail)?;
+    for device in devices.into_iter().flatten() {
         let device = device.map_err(fail)?;
         // It was removed meanwhile, or is no loop device.
         let Ok(backing) = fs::read(device.path().join("loop/backing_file")) else { continue };

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use longshore_base::files;
+use longshore_base::files::{self, if_present};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
@@ -29,10 +29,9 @@ fn parse<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Unreadable> {
         warn!(path = %path.display(), %error, "cannot read image pull record");
         Unreadable
     };
-    match std::fs::read(path) {
-        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| unreadable(&error)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(unreadable(&error)),
+    match if_present(std::fs::read(path)).map_err(|error| unreadable(&error))? {
+        Some(text) => serde_json::from_slice(&text).map(Some).map_err(|error| unreadable(&error)),
+        None => Ok(None),
     }
 }
 
@@ -63,10 +62,7 @@ pub(super) fn write(dir: &Path, text: &str, record: &impl Serialize) -> io::Resu
 
 pub(super) fn remove(dir: &Path, text: &str) {
     let path = dir.join(file_name(text));
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            warn!(path = %path.display(), %error, "cannot remove image pull record");
-        }
-        _ => {}
+    if let Err(error) = if_present(std::fs::remove_file(&path)) {
+        warn!(path = %path.display(), %error, "cannot remove image pull record");
     }
 }
