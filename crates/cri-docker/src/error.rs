@@ -173,7 +173,9 @@ pub(crate) fn is_out_of_space(text: &str) -> bool {
 /// The code for an answer or a failure of the engine.
 pub(crate) fn docker_code(error: &Docker) -> Code {
     match error {
-        Docker::DockerResponseServerError { status_code, .. } => match status_code {
+        Docker::DockerResponseServerError { status_code, message } => match status_code {
+            // The sandbox whose namespaces a container was to have is gone.
+            400 if message.contains("No such container") => Code::NotFound,
             400 => Code::InvalidArgument,
             401 | 403 => Code::PermissionDenied,
             404 => Code::NotFound,
@@ -209,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_an_exhausted_resource() {
+    fn failures_have_the_code_of_what_is_wrong() {
         let answer = |status_code, message: &str| {
             let message = message.to_owned();
             Error::docker("create", Docker::DockerResponseServerError { status_code, message })
@@ -220,6 +222,8 @@ mod tests {
             (answer(500, "mkdir /x: disk quota exceeded"), Code::ResourceExhausted),
             (answer(500, "mkdir /x: permission denied"), Code::Unknown),
             (answer(404, "no such file: no space left on device"), Code::NotFound),
+            (answer(400, "No such container: 8af8"), Code::NotFound),
+            (answer(400, "invalid mount"), Code::InvalidArgument),
             (file(nix::libc::ENOSPC), Code::ResourceExhausted),
             (file(nix::libc::EDQUOT), Code::ResourceExhausted),
             (file(nix::libc::EACCES), Code::Unknown),
