@@ -8,7 +8,7 @@ use longshore_cri::v1::*;
 use longshore_testkit::BUSYBOX;
 use tonic::Code;
 
-use crate::common::{Bed, container, until};
+use crate::common::{Bed, code, container, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_lives_and_ends() -> Result<()> {
@@ -187,10 +187,6 @@ async fn what_others_start_or_remove_is_noticed() -> Result<()> {
     assert_eq!(code(&error), Some(Code::NotFound), "{error}");
     bed.remove_pod(&pod).await?;
     bed.end().await
-}
-
-fn code(error: &anyhow::Error) -> Option<Code> {
-    error.downcast_ref::<tonic::Status>().map(tonic::Status::code)
 }
 
 /// A mount of an image, as a node asks for it.

@@ -11,7 +11,7 @@ use longshore_testkit::{Disk, DockerOptions, Image, Registry};
 use nix::sys::signal::Signal;
 use tonic::Code;
 
-use crate::common::{Bed, container, until};
+use crate::common::{Bed, code, container, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn containers_outlive_an_engine_with_live_restore() -> Result<()> {
@@ -76,10 +76,6 @@ fn fill(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn code_of(error: &anyhow::Error) -> Option<Code> {
-    error.downcast_ref::<tonic::Status>().map(tonic::Status::code)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_without_space_leaves_nothing_of_what_it_cannot_run() -> Result<()> {
     const DISK: u64 = 96 << 20;
@@ -106,10 +102,10 @@ async fn an_engine_without_space_leaves_nothing_of_what_it_cannot_run() -> Resul
     let filler = fill(&bed.docker.data_root())?;
     let late = bed.pod("late");
     let error = bed.run_pod(&late).await.err().context("a sandbox was run")?;
-    assert_eq!(code_of(&error), Some(Code::ResourceExhausted), "{error}");
+    assert_eq!(code(&error), Some(Code::ResourceExhausted), "{error}");
     let error = bed.create(&pod, container("d", "true"), &config).await;
     let error = error.err().context("a container was created")?;
-    assert_eq!(code_of(&error), Some(Code::ResourceExhausted), "{error}");
+    assert_eq!(code(&error), Some(Code::ResourceExhausted), "{error}");
     assert_eq!((bed.engine_containers()?, bed.kept(), bed.addresses_in_use()?), before);
     // What runs is not concerned, and can be taken down.
     assert_eq!(bed.exec(&id, "echo still").await?.stdout, b"still\n"[..]);
@@ -149,7 +145,7 @@ async fn a_service_without_space_leaves_nothing_and_logs_go_on() -> Result<()> {
     let filler = fill(&own)?;
     let late = bed.pod("late");
     let error = bed.run_pod(&late).await.err().context("a sandbox was run")?;
-    assert_eq!(code_of(&error), Some(Code::ResourceExhausted), "{error}");
+    assert_eq!(code(&error), Some(Code::ResourceExhausted), "{error}");
     assert_eq!((bed.engine_containers()?, bed.kept(), bed.addresses_in_use()?), before);
     bed.exited(&id).await?;
     fs::remove_file(filler)?;
@@ -188,9 +184,9 @@ async fn an_engine_that_does_not_answer_is_not_waited_for() -> Result<()> {
     bed.docker.daemon()?.signal(Signal::SIGSTOP);
     let late = bed.pod("late");
     let error = bed.run_pod(&late).await.err().context("a sandbox was run")?;
-    assert_eq!(code_of(&error), Some(Code::DeadlineExceeded), "{error}");
+    assert_eq!(code(&error), Some(Code::DeadlineExceeded), "{error}");
     let error = bed.status(&id).await.err().context("it has answered")?;
-    assert_eq!(code_of(&error), Some(Code::DeadlineExceeded), "{error}");
+    assert_eq!(code(&error), Some(Code::DeadlineExceeded), "{error}");
     let status = bed.runtime.status(StatusRequest::default()).await?.into_inner().status;
     let conditions = status.unwrap_or_default().conditions;
     ensure!(conditions.iter().any(|c| c.r#type == "RuntimeReady" && !c.status), "{conditions:?}");

@@ -11,6 +11,7 @@ use longshore_cri_docker::{Listen, Settings};
 use longshore_testkit::{BUSYBOX, Docker, DockerOptions, Host, PAUSE};
 use nix::sched::{CloneFlags, setns};
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use image_service_client::ImageServiceClient;
@@ -243,6 +244,11 @@ impl Bed {
             .flat_map(|entries| entries.flatten().map(|entry| entry.path()))
             .collect()
     }
+}
+
+/// The code of a call that failed.
+pub(crate) fn code(error: &anyhow::Error) -> Option<Code> {
+    error.downcast_ref::<tonic::Status>().map(tonic::Status::code)
 }
 
 pub(crate) fn container(name: &str, script: &str) -> ContainerConfig {
