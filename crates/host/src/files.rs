@@ -1,9 +1,9 @@
 //! Files that commands write, and their removal when the command fails.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use longshore_base::files::{self, if_present};
@@ -48,8 +48,7 @@ impl Created {
             self.directory(dir, 0o755)?;
         }
         self.expect(path);
-        files::replace(path, content).at("write", path)?;
-        fs::set_permissions(path, Permissions::from_mode(mode)).at("write", path)
+        files::replace_with_mode(path, content, mode).at("write", path)
     }
 
     /// A path that another program is about to make; nothing happens when it is there.
@@ -79,8 +78,6 @@ impl Drop for Created {
             }
         }
         for path in self.paths.iter().rev() {
-            // A file's draft is there when the disk was full.
-            let _ = fs::remove_file(path.with_extension("tmp"));
             let _ = remove(path);
         }
     }
@@ -109,6 +106,8 @@ pub(crate) fn read_optional(path: &Path) -> Result<Option<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
